@@ -4,6 +4,9 @@
 #![allow(clippy::disallowed_methods)]
 
 mod peers;
+#[path = "../../crates/store/tests/it/server.rs"]
+#[allow(dead_code)]
+mod server;
 mod tidy;
 mod words;
 
@@ -105,7 +108,9 @@ fn work(task: Task) -> Result<()> {
             campaign(&parts, None)
         }
         Task::Sim { seeds, seed, grants } => sim(seeds, seed, grants),
-        Task::Tidy { words } => tidy::check(&root()).and(if words { words::check(&root()) } else { Ok(()) }),
+        Task::Tidy { words } => {
+            tidy::check(&root()).and(if words || words::IS_ON { words::check(&root()) } else { Ok(()) })
+        }
         Task::Deny => deny(),
     }
 }
@@ -140,6 +145,7 @@ fn works(command: &mut Command) -> bool {
 
 fn test() -> Result<()> {
     install("cc", "gcc")?;
+    install_unless(|| server::binary("postgres").is_absolute(), "PostgreSQL", "postgresql")?;
     // Style errors should not hide test failures.
     let tidy = tidy::check(&root());
     let words = if words::IS_ON { words::check(&root()) } else { Ok(()) };
@@ -162,7 +168,12 @@ fn test() -> Result<()> {
             "benches/peers/Cargo.lock is stale; run: cargo update --workspace --manifest-path benches/peers/Cargo.toml"
         );
     }
-    run("tests", cargo(&["test", "--workspace", "--all-features", "--lib", "--bins", "--tests"]))?;
+    // One server for all tests: each has schemas of its own.
+    let server = server::Server::start();
+    let mut tests = cargo(&["test", "--workspace", "--all-features", "--lib", "--bins", "--tests"]);
+    tests.env(server::VARIABLE, &server.url);
+    run("tests", tests)?;
+    drop(server);
     run("examples in documents", cargo(&["test", "--workspace", "--all-features", "--doc"]))?;
     tidy.and(words)
 }

@@ -1,6 +1,6 @@
-//! duroxide on its SQLite provider, in a file. Its provider asks SQLite for `synchronous = WAL`, which SQLite does not
-//! know and takes for `NORMAL`: the last commits may be gone after a power loss. So that all engines promise the same,
-//! its connections are set to `FULL` here.
+//! duroxide on its SQLite provider, in a file. Its provider sets `synchronous = WAL`, which SQLite does not know and
+//! reads as `NORMAL`: the last commits may be lost in a power loss. This file sets its connections to `FULL`, so that
+//! all engines make the same promise.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,19 +15,19 @@ use duroxide::{ActivityContext, Client, ClientError, OrchestrationContext, Orche
 
 use crate::measure::{self, Engine, Figures, Plan, Rest, STEPS};
 
-/// The size of the provider's pool, which it does not let anybody choose.
+/// The size of the provider's pool, which cannot be configured.
 const CONNECTIONS: usize = 5;
 
 /// Longer than any workflow takes here.
 const WAIT: Duration = Duration::from_secs(120);
 
-/// As it comes.
+/// The default options.
 pub fn defaults() -> RuntimeOptions {
     RuntimeOptions::default()
 }
 
-/// Looks for work every millisecond instead of ten times a second. It keeps its two dispatchers of each kind: in trials
-/// fewer were slower, and more made no clear difference.
+/// Looks for work every millisecond instead of ten times a second. It keeps its two dispatchers of each kind: in
+/// trials, fewer were slower, and more made no clear difference.
 pub fn tuned() -> RuntimeOptions {
     RuntimeOptions { dispatcher_min_poll_interval: Duration::from_millis(1), ..RuntimeOptions::default() }
 }
@@ -44,12 +44,12 @@ impl Engine for Duroxide {
         retried(|| self.client.start_orchestration(&instance, "work", steps.to_string())).await?;
         match retried(|| self.client.wait_for_orchestration(&instance, WAIT)).await? {
             OrchestrationStatus::Completed { output, .. } => Ok(output.parse()?),
-            other => bail!("{instance} came to {other:?}"),
+            other => bail!("{instance} ended as {other:?}"),
         }
     }
 }
 
-/// Under load its client may find the database locked, and says that one may try again.
+/// Under load its client may find the database locked, and returns a retryable error.
 async fn retried<T, F>(attempt: impl Fn() -> F) -> Result<T, ClientError>
 where
     F: Future<Output = Result<T, ClientError>>,
@@ -68,7 +68,8 @@ pub async fn run(plan: &Plan, directory: &Path, options: RuntimeOptions) -> Resu
     let (step_us, workflow_us) = measure::sequential(plan, &*engine).await?;
     engine.runtime.clone().shutdown(None).await;
     let mut figures = Figures { step_us, workflow_us, ..Figures::default() };
-    // A file of its own for each, and nothing is brought to its end: at these rates that would take minutes.
+    // Each scenario has its own file, and workflows that still run are left behind: at these rates it would take
+    // minutes to finish them.
     for callers in [16, 64, 256] {
         let engine = fresh(format!("steps-{callers}")).await?;
         figures.steps.push((callers, measure::rate(plan, &engine, STEPS, callers, Rest::Drop).await?.0));
@@ -103,7 +104,7 @@ async fn open(file: PathBuf, options: RuntimeOptions) -> Result<Arc<Duroxide>> {
     Ok(Arc::new(Duroxide { runtime, client: Client::new(store), next: AtomicU64::new(0) }))
 }
 
-/// The setting is one of each connection, so all of the pool's are taken at once.
+/// The setting belongs to a connection, so all connections of the pool are taken at once.
 async fn sync_in_full(store: &SqliteProvider) -> Result<()> {
     let mut connections = Vec::new();
     for _ in 0..CONNECTIONS {
@@ -112,7 +113,7 @@ async fn sync_in_full(store: &SqliteProvider) -> Result<()> {
     for connection in &mut connections {
         sqlx::query("PRAGMA synchronous = FULL").execute(&mut **connection).await?;
         let (level,): (i64,) = sqlx::query_as("PRAGMA synchronous").fetch_one(&mut **connection).await?;
-        ensure!(level == 2, "SQLite does not sync in full, but at level {level}");
+        ensure!(level == 2, "SQLite syncs at level {level}, not in full");
     }
     Ok(())
 }

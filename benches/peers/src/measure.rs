@@ -1,5 +1,5 @@
-//! The three scenarios, the same for every engine. Callers are tasks; each starts a workflow, waits for its result and
-//! starts the next. What is counted is counted here: steps by their bodies, workflows by the results callers got.
+//! The three scenarios, the same for every engine. Callers are tasks. Each starts a workflow, waits for its result and
+//! starts the next. All counts are made here: steps by their bodies, workflows by the results that callers got.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,18 +9,18 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-/// Steps of a workflow where it is steps that are measured.
+/// Steps of a workflow in the scenarios that measure steps.
 pub const STEPS: u32 = 10;
 
-/// An engine may lose a workflow under load. One that loses so many does not work.
+/// An engine may lose a workflow under load. An engine that loses this many does not work.
 const TOO_MANY: u64 = 1000;
 
 /// How long a caller waits at most for one workflow.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What runs workflows durably.
+/// An engine that runs workflows durably.
 pub trait Engine: Send + Sync + 'static {
-    /// Runs a workflow of so many steps, each of which calls [`step`], to its end. Gives the number of steps it made.
+    /// Runs a workflow of `steps` steps to its end. Each step calls [`step`]. Returns the number of steps that it made.
     fn workflow(&self, steps: u32) -> impl Future<Output = Result<u32>> + Send;
 }
 
@@ -28,7 +28,7 @@ pub trait Engine: Send + Sync + 'static {
 pub struct Plan {
     warm_up: Duration,
     window: Duration,
-    /// How long the sequential scenario goes on.
+    /// The length of the sequential scenario.
     sequential: Duration,
 }
 
@@ -44,13 +44,13 @@ impl Plan {
     }
 }
 
-/// A rate, and how many workflows were in flight.
+/// A rate, and how many workflows ran at once.
 type Point = (usize, f64);
 
-/// What one turn of an engine gives.
+/// The figures of one engine.
 #[derive(Default)]
 pub struct Figures {
-    /// From the body of a step to that of the next, in microseconds.
+    /// From the body of a step to the body of the next, in microseconds.
     pub step_us: f64,
     /// From the start of a workflow of ten steps to its result, in microseconds, divided by ten.
     pub workflow_us: f64,
@@ -75,11 +75,12 @@ static NOTED: Mutex<Vec<Instant>> = Mutex::new(Vec::new());
 pub fn step() {
     BODIES.fetch_add(1, Ordering::Relaxed);
     if NOTING.load(Ordering::Relaxed) {
-        NOTED.lock().expect("nobody panics while noting").push(Instant::now());
+        NOTED.lock().expect("no panic while the lock is held").push(Instant::now());
     }
 }
 
-/// One workflow of ten steps at a time: the medians of the time from step to step, and of whole workflows per step.
+/// One workflow of ten steps at a time. Returns two medians: the time from step to step, and the time of a workflow per
+/// step.
 pub async fn sequential<E: Engine>(plan: &Plan, engine: &E) -> Result<(f64, f64)> {
     let begin = Instant::now();
     while begin.elapsed() < plan.warm_up {
@@ -92,8 +93,8 @@ pub async fn sequential<E: Engine>(plan: &Plan, engine: &E) -> Result<(f64, f64)
         let start = Instant::now();
         let ended = whole(engine, STEPS).await?;
         let took = micros(start.elapsed()) / f64::from(STEPS);
-        let noted = std::mem::take(&mut *NOTED.lock().expect("nobody panics while noting"));
-        // A body may run twice; then it cannot be told which gap is a step's.
+        let noted = std::mem::take(&mut *NOTED.lock().expect("no panic while the lock is held"));
+        // A body may run twice. Then the gaps cannot be matched with steps.
         if ended && noted.len() == STEPS as usize {
             wholes.push(took);
             gaps.extend(noted.windows(2).map(|pair| micros(pair[1] - pair[0])));
@@ -103,16 +104,16 @@ pub async fn sequential<E: Engine>(plan: &Plan, engine: &E) -> Result<(f64, f64)
     Ok((median(gaps), median(wholes)))
 }
 
-/// What becomes of the workflows that are in flight when enough was measured.
+/// What happens to the workflows that still run after the measurement.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Rest {
-    /// They are waited for, so that what is measured next has the engine for itself.
+    /// The measurement waits for them, so that the next one has the engine for itself.
     Await,
     /// They are left behind, with the engine.
     Drop,
 }
 
-/// So many callers at once, each with workflows of so many steps: steps and workflows per second.
+/// Runs `callers` callers at once, each with workflows of `steps` steps. Returns steps and workflows per second.
 pub async fn rate<E>(plan: &Plan, engine: &Arc<E>, steps: u32, callers: usize, rest: Rest) -> Result<(f64, f64)>
 where
     E: Engine,
@@ -138,7 +139,7 @@ where
     let after = look();
     stop.store(true, Ordering::Relaxed);
     if rest == Rest::Drop {
-        // Those that failed have ended before.
+        // Callers that failed have ended already.
         while let Some(ended) = tasks.try_join_next() {
             ended.context("a caller panicked")??;
         }
@@ -151,16 +152,16 @@ where
     Ok(((after.0 - before.0) as f64 / seconds, (after.1 - before.1) as f64 / seconds))
 }
 
-/// One workflow. Whether it came to its end; if not, it is counted as lost.
+/// Runs one workflow. Returns true if it has ended with a result; otherwise it counts as lost.
 async fn whole<E: Engine>(engine: &E, steps: u32) -> Result<bool> {
-    match tokio::time::timeout(PATIENCE, engine.workflow(steps)).await.context("a workflow does not end")? {
+    match tokio::time::timeout(PATIENCE, engine.workflow(steps)).await.context("a workflow did not end in time")? {
         Ok(made) => {
-            ensure!(made == steps, "a workflow of {steps} steps says that it made {made}");
+            ensure!(made == steps, "a workflow of {steps} steps made {made} steps");
             Ok(true)
         }
         Err(error) => {
             let lost = LOST.fetch_add(1, Ordering::Relaxed) + 1;
-            ensure!(lost < TOO_MANY, "{lost} workflows were lost, the last by this: {error:#}");
+            ensure!(lost < TOO_MANY, "{lost} workflows were lost, the last with: {error:#}");
             eprintln!("lost: {error:#}");
             Ok(false)
         }

@@ -1,5 +1,5 @@
-//! Restate: its Rust SDK serves the workflow from this process; a server beside it, started by whoever runs this, keeps
-//! the journal and is called through its ingress.
+//! Restate: its Rust SDK serves the workflow from this process. The caller of this program starts a server beside it,
+//! which keeps the journal and is called through its ingress.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use tokio::net::TcpListener;
 
 use crate::measure::{self, Engine, Figures, Plan, Rest, STEPS};
 
-/// How long the server may take to come up.
+/// How long the server may take to start.
 const START: Duration = Duration::from_secs(60);
 
 struct Work;
@@ -39,8 +39,8 @@ impl Work {
     }
 }
 
-/// Plain HTTP/1.1 with as many connections as there are callers, for the SDK's typed client. One HTTP/2 connection is
-/// slower here.
+/// Plain HTTP/1.1 with one connection for each caller, for the SDK's typed client. One HTTP/2 connection is slower
+/// here.
 struct Transport(Http<HttpConnector, Full<Bytes>>);
 
 impl RequestExecutor for Transport {
@@ -87,7 +87,7 @@ pub async fn run(plan: &Plan, ingress: &str, admin: &str) -> Result<Figures> {
     Ok(figures)
 }
 
-/// Tells the server where the workflow is, as soon as it listens.
+/// Registers the workflow's address with the server, as soon as the server listens.
 async fn register(transport: &Transport, admin: &str, endpoint: &str) -> Result<()> {
     let body = Bytes::from(json!({"uri": endpoint}).to_string());
     let attempt = async || {
@@ -98,7 +98,7 @@ async fn register(transport: &Transport, admin: &str, endpoint: &str) -> Result<
         }
         Ok(())
     };
-    until(attempt).await.context("the server does not take the deployment")
+    until(attempt).await.context("the server does not accept the deployment")
 }
 
 /// Tries until it works.

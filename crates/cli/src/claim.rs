@@ -1,5 +1,5 @@
 //! `latch claim`: looks at configurations of claim workflows, and at the claims in a data directory that no process has
-//! open; operators end claims there. No action is run: what is to run again does so when a program starts that has it.
+//! open. Operators end claims there. It runs no action: the next program that has the action runs it.
 
 mod change;
 mod complete;
@@ -23,7 +23,7 @@ use crate::output::Output;
 
 #[derive(Subcommand)]
 pub(crate) enum Claim {
-    /// Tells everything that is wrong with configurations.
+    /// Reports everything that is wrong with configurations.
     Validate(validate::Validate),
     /// Prints the statuses and steps of a claim workflow as a Mermaid diagram, with claiming statuses dashed.
     Diagram(diagram::Diagram),
@@ -35,11 +35,11 @@ pub(crate) enum Claim {
     Show(show::Show),
     /// Ends the claim on an entity, which goes back to the status that it came from.
     Release(change::Change),
-    /// Has the action of a claim that needs review run again, by the next program that has the action.
+    /// Makes the next program that has the action run it again, for a claim that needs review.
     Retry(change::Change),
-    /// Makes the transition of a claim that needs review, without its action: you know that the action took effect.
+    /// Makes the transition of a claim that needs review, without running its action. Use it if the action took effect.
     Complete(change::Change),
-    /// After-effects that could not be delivered.
+    /// Lists after-effects that could not be delivered, and delivers them again.
     Dead {
         #[command(subcommand)]
         command: dead::Dead,

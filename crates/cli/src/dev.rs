@@ -1,6 +1,6 @@
-//! `latch dev`: a demonstration that invites you to kill it. Transfers between accounts, under locks, that go on where
-//! they were however often the process ends, and invoices that clients race to pay; at the end it is counted that none
-//! was lost or done twice.
+//! `latch dev`: a demonstration that invites you to kill it. Transfers between accounts, under locks, continue where
+//! they were, no matter how often the process is killed, and clients race to pay invoices. At the end it counts that no
+//! transfer and no payment was lost or done twice.
 
 mod bank;
 mod crash;
@@ -23,42 +23,43 @@ use crate::dev::invoices::{Counts, Invoices, Paid};
 use crate::output::{Exit, Format, Output, Problem};
 use crate::time;
 
-/// How many executions are read at once.
+/// The page size of reads.
 const PAGE: usize = 1000;
 
 #[derive(Args)]
 pub(crate) struct Dev {
-    /// How many transfers there are.
+    /// The number of transfers.
     #[arg(long, default_value_t = 300, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     transfers: u32,
-    /// Between how many accounts.
+    /// The number of accounts.
     #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=1000))]
     accounts: u32,
-    /// How many invoices there are; one for ten transfers, unless this is said.
+    /// The number of invoices; one for ten transfers by default.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=10_000))]
     invoices: Option<u32>,
-    /// Kills itself about that often, as 2s or 500ms, and starts again until all is done.
+    /// Kills itself about that often, for example 2s or 500ms, and starts again until everything is done.
     #[arg(long, value_name = "TIME", value_parser = time::duration)]
     crash_every: Option<Duration>,
-    /// Begins anew if the last demonstration in this directory is complete.
+    /// Starts a new demonstration if the last one in this directory is complete.
     #[arg(long)]
     fresh: bool,
-    /// Is killed by another process, which tells each of its runs by an id and ends by closing the standard input.
+    /// The id of the parent process's run. The parent kills this process. This process ends when its standard input
+    /// closes.
     #[arg(long, hide = true, value_name = "ID")]
     worker: Option<String>,
 }
 
-/// What is left to tell.
+/// The result, as it is printed.
 #[derive(Serialize)]
 struct Summary {
     directory: String,
     round: u32,
     transfers: u32,
     accounts: u32,
-    /// What this process found: transfers that were done, and those that were not.
+    /// What this process found: transfers that were done, and transfers that it resumed.
     done_before: u32,
     resumed: u32,
-    /// How often the demonstration was started, and so how often it was ended before it was done.
+    /// How often the demonstration was started, and how often it was killed before it was done.
     starts: u32,
     killed: u32,
     #[serde(flatten)]
@@ -66,13 +67,13 @@ struct Summary {
     failed: u32,
     #[serde(flatten)]
     paid: Paid,
-    /// Of this process: bodies of payments that were begun, and clients that were refused.
+    /// In this process: bodies of payments that have begun, and clients that were refused.
     bodies: u32,
     refused: u32,
     ok: bool,
 }
 
-/// What this process finds and does.
+/// What this process found and did.
 #[derive(Default)]
 struct Tally {
     done_before: u32,
@@ -92,7 +93,7 @@ pub(crate) async fn run(dev: Dev, directory: &Path, output: &mut Output<'_>) -> 
         crash::end_with_parent();
     }
     let workflow = transfer();
-    // That it is killed on purpose is no reason to put anything aside.
+    // The kills are intended, so they must not park an execution.
     let engine = Engine::open(directory).register(&workflow).most_crashes(1_000_000).start().await?;
     let mut display = Display::new(output.format() == Format::Table);
     let (demo, is_complete) = Demo::begin(&engine, &dev).await?;
@@ -104,7 +105,8 @@ pub(crate) async fn run(dev: Dev, directory: &Path, output: &mut Output<'_>) -> 
         demo.end(&engine).await?;
     }
     let mut verdict = Bank::new(&demo, engine.entities()).verdict().await?;
-    // An operator may have had them fail, by taking a lock away for instance; they are not lost.
+    // An operator may have made a transfer fail, for example by a forced release of a lock. Such a transfer is not
+    // lost.
     let ends = known(&engine, &demo).await?;
     let has_failed = |state: &&ExecutionState| !matches!(state, ExecutionState::Completed(_));
     let failed = ends.values().filter(has_failed).count() as u32;
@@ -133,12 +135,12 @@ pub(crate) async fn run(dev: Dev, directory: &Path, output: &mut Output<'_>) -> 
     let wrong = match summary.verdict.is_right() && summary.paid.is_right() {
         _ if ok => return Ok(()),
         true => format!("transfers have failed: {}", hint(directory, "workflow list --status failed")),
-        false => "the demonstration has failed: what is told above must not be".into(),
+        false => "the demonstration has failed: the counts above are wrong".into(),
     };
     Err(Problem::new(Exit::Failed, wrong).into())
 }
 
-/// A command of this program on the same directory, as it is typed: this program may not be on the PATH.
+/// A command of this program on the same directory, as a user types it. This program may not be on the PATH.
 fn hint(directory: &Path, arguments: &str) -> String {
     let program = std::env::args_os().next().map_or("latch".into(), |program| program.display().to_string());
     let quoted = |text: &str| match text.contains(|letter: char| letter.is_whitespace() || "'\"$&;()".contains(letter))
@@ -149,7 +151,7 @@ fn hint(directory: &Path, arguments: &str) -> String {
     format!("{} {arguments} --store {}", quoted(&program), quoted(&directory.display().to_string()))
 }
 
-/// Has all transfers done, and tells how it goes.
+/// Runs all transfers and payments, and draws the progress.
 async fn work(engine: &Engine, demo: &Demo, directory: &Path, is_worker: bool, display: &mut Display) -> Result<Tally> {
     let bank = Bank::new(demo, engine.entities());
     bank.open().await?;
@@ -164,7 +166,7 @@ async fn work(engine: &Engine, demo: &Demo, directory: &Path, is_worker: bool, d
                 tally.resumed += 1;
                 running.spawn(async move { handle.result().await });
             }
-            // What has ended is forgotten after some days.
+            // An ended execution is removed after some days.
             None if booked.contains(&number) => tally.done_before += 1,
             None => {
                 let start = engine.start(&workflow, demo.transfer(number)).id(id.as_str()).tag(demo.tag());
@@ -209,7 +211,7 @@ async fn work(engine: &Engine, demo: &Demo, directory: &Path, is_worker: bool, d
     Ok(tally)
 }
 
-/// The transfers that were started before, and how they are.
+/// The transfers that were started before, and their states.
 async fn known(engine: &Engine, demo: &Demo) -> Result<std::collections::HashMap<String, ExecutionState>> {
     let filter = Filter::new().workflow(bank::WORKFLOW).tag(demo.tag());
     let (mut known, mut next) = (std::collections::HashMap::new(), None);
@@ -223,7 +225,7 @@ async fn known(engine: &Engine, demo: &Demo) -> Result<std::collections::HashMap
     }
 }
 
-/// How it is now. Only those that wait are read, and the accounts.
+/// The state of the demonstration now. It reads only waiting and parked executions, and the accounts.
 async fn frame(engine: &Engine, bank: &Bank<'_>, demo: &Demo, tally: &Tally) -> Result<Frame> {
     let mut frame = Frame { transfers: demo.transfers, done: tally.done_before + tally.done, ..Frame::default() };
     let filter = Filter::new().workflow(bank::WORKFLOW).is(Status::Waiting);
@@ -243,7 +245,7 @@ async fn frame(engine: &Engine, bank: &Bank<'_>, demo: &Demo, tally: &Tally) -> 
     }
     let parked = engine.list(Filter::new().workflow(bank::WORKFLOW).is(Status::Parked)).limit(PAGE).await?;
     frame.parked = parked.executions.len() as u32;
-    // They are counted one after the other, while all goes on.
+    // The counts are read one after the other while executions run, so they may not add up.
     let rest = frame.locked + frame.asleep + frame.parked + frame.done + tally.failed;
     frame.running = demo.transfers.saturating_sub(rest);
     frame.commits = engine.store().stats().await?.applied;
@@ -259,11 +261,11 @@ impl Summary {
         let Verdict { sum, expected, lost, doubled, wrong_accounts } = &self.verdict;
         let mut lines = vec![format!("{} transfers between {} accounts are done.", self.transfers, self.accounts)];
         lines.push(match self.killed {
-            0 => "It was never killed. Try that: start it with --fresh, and end it with kill -9; or say \
+            0 => "It was never killed. Try it: start it with --fresh and end it with kill -9, or use \
                   --fresh --crash-every 2s."
                 .into(),
-            1 => "It was killed once before it was done, and went on where it was.".into(),
-            killed => format!("It was killed {killed} times before it was done, and went on where it was each time."),
+            1 => "It was killed once before it was done, and continued where it was.".into(),
+            killed => format!("It was killed {killed} times before it was done, and continued where it was each time."),
         });
         match self.verdict.is_right() && self.failed == 0 {
             true => lines.push("No transfer was lost, and none was done twice.".into()),
@@ -274,12 +276,12 @@ impl Summary {
         }
         lines.push(match sum == expected {
             true => format!("All accounts together hold {sum}, as at the beginning."),
-            false => format!("All accounts together hold {sum}, and at the beginning they held {expected}."),
+            false => format!("All accounts together hold {sum}, but at the beginning they held {expected}."),
         });
         lines.extend(self.invoice_lines());
         if was_complete {
             let directory = Path::new(&self.directory);
-            lines.push(format!("To begin anew: {}, or another directory.", hint(directory, "dev --fresh")));
+            lines.push(format!("To start a new one: {}, or another directory.", hint(directory, "dev --fresh")));
         }
         lines
     }

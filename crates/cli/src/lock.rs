@@ -1,5 +1,5 @@
-//! `latch lock`: looks at the locks in a data directory that no process has open, and has somebody let go of one. No
-//! workflow is run: whoever is given a lock goes on when an engine starts.
+//! `latch lock`: looks at the locks in a data directory that no process has open, and forces the release of one. It
+//! runs no workflow: an execution that gets a lock continues when an engine starts.
 
 pub(crate) mod fields;
 mod list;
@@ -17,21 +17,21 @@ use crate::output::Output;
 
 #[derive(Subcommand)]
 pub(crate) enum Lock {
-    /// Lists locks by their names, those that everybody shares first.
+    /// Lists locks by their names, global locks first.
     List(list::List),
-    /// Shows who holds a lock, who waits for it, and who was made to let go of it.
+    /// Shows the holders and the waiters of a lock, and its forced releases.
     Show(show::Show),
-    /// Has somebody let go of a lock, or of a place in its line, whether it is done with it or not.
+    /// Forces the release of a lock, or removes a request from its queue.
     Release(release::Release),
 }
 
-/// Who shares the lock of a name.
+/// The scope of a lock.
 #[derive(Args)]
 pub(crate) struct Scope {
-    /// Among the locks that the executions of this workflow share.
+    /// The lock is shared by the executions of this workflow.
     #[arg(long, value_name = "WORKFLOW")]
     workflow: Option<String>,
-    /// Among the locks that this execution shares with its children and theirs.
+    /// The lock is shared by this execution and all its descendants.
     #[arg(long, value_name = "ID", conflicts_with = "workflow")]
     tree: Option<String>,
 }

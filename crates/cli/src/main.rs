@@ -1,5 +1,5 @@
-//! `latch`, the Latchwork command. One file a subcommand; this one only reads the command line. How answers, errors and
-//! exit codes look is in `output.rs`.
+//! `latch`, the Latchwork command. One file for each subcommand; this file only reads the command line. `output.rs`
+//! owns the format of answers, errors and exit codes.
 
 mod claim;
 mod dev;
@@ -27,7 +27,7 @@ struct Latch {
     /// The data directory.
     #[arg(long, global = true, default_value = "./latchwork-data", value_name = "DIRECTORY")]
     store: PathBuf,
-    /// What the answer looks like. Errors are JSON, too, where JSON is asked for.
+    /// The format of the answer. With JSON, errors are JSON, too.
     #[arg(short, long, global = true, value_enum, default_value = "table", value_name = "FORMAT")]
     output: Format,
     #[command(subcommand)]
@@ -36,17 +36,17 @@ struct Latch {
 
 #[derive(Subcommand)]
 enum Command {
-    /// A demonstration to be killed: transfers and invoices that go on where they were, however often that happens.
+    /// A demonstration to kill: transfers and invoices that continue where they were, no matter how often that happens.
     #[command(after_help = EXIT_CODES)]
     Dev(dev::Dev),
-    /// Looks at configurations of claim workflows, and at the claims in a data directory that no process has open; ends
-    /// claims there. Runs nothing.
+    /// Looks at configurations of claim workflows, and at the claims in a data directory that no process has open. Can
+    /// end claims there. Runs nothing.
     #[command(after_help = EXIT_CODES)]
     Claim {
         #[command(subcommand)]
         command: claim::Claim,
     },
-    /// Looks at the locks in a data directory that no process has open, or has somebody let go of one. Runs nothing.
+    /// Looks at the locks in a data directory that no process has open, or forces a release. Runs nothing.
     #[command(after_help = EXIT_CODES)]
     Lock {
         #[command(subcommand)]
@@ -82,7 +82,7 @@ async fn main() -> ExitCode {
     match run(latch).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => match Problem::of(error) {
-            // Whoever read the output has seen enough.
+            // The reader of the output has closed it.
             None => ExitCode::SUCCESS,
             Some(problem) => {
                 problem.tell(format);
@@ -103,13 +103,13 @@ async fn run(latch: Latch) -> Result<()> {
         Command::Schedule { command } => schedule::run(command, &store, &mut Output::new(output, &mut out)).await,
         Command::Workflow { command } => workflow::run(command, &store, &mut Output::new(output, &mut out)).await,
     };
-    // What was found before an error is told as well.
+    // What was found before an error is printed, too.
     let flushed = out.flush();
     done?;
     Ok(flushed?)
 }
 
-/// A command line that cannot be, or a call for help.
+/// Reports a wrong command line, or prints the help.
 fn usage(error: &clap::Error) -> ExitCode {
     let arguments: Vec<String> = std::env::args_os().map(|text| text.to_string_lossy().into_owned()).collect();
     let is_json = |two: &[String]| matches!(two[0].as_str(), "-o" | "--output") && two[1].starts_with("json");

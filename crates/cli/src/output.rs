@@ -1,4 +1,4 @@
-//! How every command answers: tables for people, JSON for programs, and exit codes. Commands say what there is to tell;
+//! How every command answers: tables for people, JSON for programs, and exit codes. Commands say what the answer is;
 //! this file decides how it looks and must not know what it is about.
 
 use std::fmt;
@@ -13,18 +13,18 @@ use latchwork::workflow::WorkflowError;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-/// What is said at the end of every help.
+/// The last line of every help text.
 pub(crate) const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 not allowed, \
     5 conflict or precondition, 6 the workflow failed, 75 busy or timed out (try again later)";
 
-/// What answers look like.
+/// The formats of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// For people.
     Table,
     /// One JSON value.
     Json,
-    /// One JSON value a line, for each thing that is listed.
+    /// One JSON value a line, for each item of a list.
     Jsonl,
 }
 
@@ -32,13 +32,13 @@ pub(crate) enum Format {
 pub(crate) struct Output<'w> {
     format: Format,
     out: &'w mut dyn Write,
-    /// Whether people read it at this moment.
+    /// True if the output is a terminal.
     terminal: bool,
     color: bool,
 }
 
 impl<'w> Output<'w> {
-    /// To the standard output. There is colour on a terminal, unless `NO_COLOR` is set.
+    /// Writes to the standard output. Uses colour on a terminal, unless `NO_COLOR` is set.
     pub(crate) fn new(format: Format, out: &'w mut dyn Write) -> Output<'w> {
         let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let terminal = std::io::stdout().is_terminal();
@@ -50,7 +50,7 @@ impl<'w> Output<'w> {
         self.format
     }
 
-    /// One thing: what it is as JSON, or what people are told.
+    /// One item, as JSON or as text for people.
     pub(crate) fn one<T: Serialize>(&mut self, thing: &T, text: impl FnOnce(&mut Text)) -> Result<()> {
         match self.format {
             Format::Json => writeln!(self.out, "{}", serde_json::to_string_pretty(thing)?)?,
@@ -64,13 +64,13 @@ impl<'w> Output<'w> {
         Ok(())
     }
 
-    /// One thing of many, as a line of JSON.
+    /// One item of a list, as a line of JSON.
     pub(crate) fn line<T: Serialize>(&mut self, thing: &T) -> Result<()> {
         Ok(writeln!(self.out, "{}", serde_json::to_string(thing)?)?)
     }
 
-    /// Several things: an object that has them under `name`, a line for each, or a table. `next` is where the rest
-    /// begins, if there is more: a part of the object, and otherwise told beside the output.
+    /// A list: an object that has the items under `name`, a line for each, or a table. `next` is the cursor of the
+    /// rest, if there is more: a field of the object, or otherwise a note on the standard error.
     pub(crate) fn many<T: Serialize>(
         &mut self,
         name: &str,
@@ -80,7 +80,7 @@ impl<'w> Output<'w> {
     ) -> Result<()> {
         match self.format {
             Format::Json => {
-                // Written so that the things keep the order of their fields.
+                // Written by hand, so that the items keep the order of their fields.
                 let next = serde_json::to_string(&next)?;
                 let things = serde_json::to_string_pretty(things)?.replace('\n', "\n  ");
                 writeln!(self.out, "{{\n  \"{name}\": {things},\n  \"next\": {next}\n}}")?;
@@ -104,12 +104,12 @@ impl<'w> Output<'w> {
     }
 }
 
-/// What is said to people beside the output. If nobody listens, that is no reason to fail.
+/// A note for people on the standard error. If it cannot be written, that is not a failure.
 fn note(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
-/// What people are told of one thing.
+/// The text about one item, for people.
 pub(crate) struct Text {
     written: String,
     terminal: bool,
@@ -127,7 +127,7 @@ impl Text {
     }
 }
 
-/// How something is meant, which is its colour where there is colour.
+/// The meaning of a text, which decides its colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tone {
     Plain,
@@ -162,7 +162,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// A table with these titles; without any, it has no header.
+    /// A table with these titles, or without a header if there are none.
     pub(crate) fn new(header: &[&'static str]) -> Table {
         Table { header: header.to_vec(), rows: Vec::new() }
     }
@@ -175,7 +175,7 @@ impl Table {
         use comfy_table::{Attribute, Color, ContentArrangement};
         let mut table = comfy_table::Table::new();
         table.load_style(comfy_table::presets::NOTHING);
-        // Lines are broken to fit a screen. What is piped into something else stays a line a row.
+        // Rows are wrapped to fit a screen. In a pipe each row stays one line.
         let arrangement = if terminal { ContentArrangement::Dynamic } else { ContentArrangement::Disabled };
         table.set_content_arrangement(arrangement);
         if color {
@@ -206,7 +206,7 @@ impl Table {
     }
 }
 
-/// A text as one line, without what terminals would obey.
+/// A text as one line, without control characters that a terminal would obey.
 pub(crate) fn plain(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -229,7 +229,7 @@ pub(crate) fn shortened(text: &str, letters: usize) -> String {
 /// Why the command ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-#[allow(dead_code)] // One list for all commands, those to come as well.
+#[allow(dead_code)] // The list of all exit codes, including those that no command uses yet.
 pub(crate) enum Exit {
     Done = 0,
     Failed = 1,
@@ -286,12 +286,13 @@ fn library(error: &anyhow::Error) -> Option<std::result::Result<&StoreError, Err
     }
 }
 
-/// What went wrong, as it is told. Commands return it for what they find themselves; errors of the library become one.
+/// What went wrong, as it is printed. Commands return it for what they find themselves; errors of the library become
+/// one.
 #[derive(Debug)]
 pub(crate) struct Problem {
     pub(crate) exit: Exit,
     pub(crate) message: String,
-    /// What else programs are told.
+    /// More fields, for JSON.
     pub(crate) fields: Map<String, Value>,
 }
 
@@ -300,13 +301,13 @@ impl Problem {
         Problem { exit, message: message.into(), fields: Map::new() }
     }
 
-    /// Something more for programs: who stands in the way, for instance.
+    /// Adds a field for JSON, for example the process that has the directory open.
     pub(crate) fn with(mut self, name: &str, value: impl Into<Value>) -> Problem {
         self.fields.insert(name.into(), value.into());
         self
     }
 
-    /// What an error means. `None` if it is that nobody reads the output any more, which is no problem.
+    /// The problem of an error. `None` if the reader of the output has closed it, which is not a problem.
     pub(crate) fn of(error: anyhow::Error) -> Option<Problem> {
         let error = match error.downcast::<Problem>() {
             Ok(problem) => return Some(problem),
@@ -323,7 +324,7 @@ impl Problem {
         }
         match error.downcast_ref::<std::io::Error>() {
             Some(cause) if cause.kind() == std::io::ErrorKind::BrokenPipe => None,
-            // Files name themselves in their errors; what remains is the output.
+            // Errors about files name the file. An error without a context is about the output.
             Some(_) if error.chain().count() == 1 => {
                 Some(Problem::new(Exit::Failed, format!("cannot write the output: {message}")))
             }
@@ -346,7 +347,7 @@ impl Problem {
         }
     }
 
-    /// Tells it on the standard error, in the format that was asked for.
+    /// Prints it on the standard error, in the format of the answer.
     pub(crate) fn tell(&self, format: Format) {
         match format {
             Format::Table => note(&format!("latch: {}", self.message)),
@@ -381,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_obey_nobody_but_us() {
+    fn tables_contain_no_control_characters_from_texts() {
         assert_eq!(
             table().drawn(false, false),
             "ID                 STATUS\na                  failed\nan\\u{1b}[31m id\\n  completed\n"
@@ -421,7 +422,7 @@ mod tests {
         assert_eq!(store(StoreError::Closed).exit, Exit::Failed);
         let missing = WorkflowError::NotFound { id: "a".into() };
         assert_eq!(Problem::of(missing.into()).unwrap().exit, Exit::NotFound);
-        let own = Problem::new(Exit::NotAllowed, "no").with("owner", "somebody");
+        let own = Problem::new(Exit::NotAllowed, "no").with("owner", "process 7");
         assert_eq!(Problem::of(own.into()).unwrap().exit, Exit::NotAllowed);
         let pipe = std::io::Error::from(std::io::ErrorKind::BrokenPipe);
         assert!(Problem::of(pipe.into()).is_none());

@@ -1,5 +1,5 @@
-//! `latch review`: looks at the reviews in a data directory that no process has open, and decides one. No workflow is
-//! run: the execution that waits for the decision goes on when an engine starts.
+//! `latch review`: looks at the reviews in a data directory that no process has open, and decides one. It runs no
+//! workflow: the execution that waits for the decision continues when an engine starts.
 
 mod decide;
 mod fields;
@@ -19,7 +19,7 @@ use crate::output::Output;
 pub(crate) enum Review {
     /// Lists open reviews by workflow and name, the oldest first.
     List(list::List),
-    /// Shows what a review asks, and how it was decided if it was.
+    /// Shows what a review asks, and its decision, if there is one.
     Show(show::Show),
     /// Decides an open review, once.
     Decide(decide::Decide),

@@ -1,5 +1,5 @@
-//! `latch schedule`: looks at the schedules in a data directory that no process has open, and changes them. Nothing is
-//! started: what is due, or was triggered, is started when an engine starts that has the workflow.
+//! `latch schedule`: looks at the schedules in a data directory that no process has open, and changes them. It starts
+//! nothing: an occurrence that is due, or was triggered, starts when an engine with the workflow starts.
 
 mod change;
 mod create;
@@ -20,18 +20,18 @@ use crate::output::Output;
 pub(crate) enum Schedule {
     /// Lists schedules by their names.
     List(list::List),
-    /// Shows a schedule, the times that it fires next, and its past runs.
+    /// Shows a schedule, the times when it fires next, and its past runs.
     Show(show::Show),
-    /// Creates a schedule, or changes the one of that name. Whether the workflow exists, and takes the input, is found
-    /// when it fires.
+    /// Creates a schedule, or changes the schedule of that name. It does not check that the workflow exists and accepts
+    /// the input: that is found when the schedule fires.
     Create(create::Create),
-    /// Has a schedule start nothing until it is resumed.
+    /// Pauses a schedule: it starts nothing until it is resumed.
     Pause(change::Pause),
-    /// Lets a paused schedule go on, from the next occurrence.
+    /// Resumes a paused schedule, from the next occurrence.
     Resume(change::Named),
-    /// Has a schedule fire, when the next engine starts.
+    /// Makes a schedule fire when the next engine starts.
     Trigger(change::Named),
-    /// Deletes a schedule and its past runs. Executions that it has started go on.
+    /// Deletes a schedule and its past runs. Executions that it has started continue.
     Delete(change::Named),
 }
 

@@ -1,11 +1,11 @@
-//! Times as people and programs read and write them. The time of day comes from the caller.
+//! Reads and writes times for people and programs. The time of day comes from the caller.
 
 use jiff::{SpanRelativeTo, Unit, civil};
 use latchwork::store::Timestamp;
 use latchwork::words;
 use serde::{Serialize, Serializer};
 
-/// A time that is written as RFC 3339, in UTC and to the microsecond.
+/// A time that is written as RFC 3339, in UTC, with microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Time(pub(crate) Timestamp);
 
@@ -14,12 +14,12 @@ impl Time {
         Time(Timestamp(us))
     }
 
-    /// To the second, for people.
+    /// With seconds, for people.
     pub(crate) fn short(self) -> String {
         words::time(self.0)
     }
 
-    /// As people say it: `3m 12s ago`, `in 2d 4h`.
+    /// Relative to now, for people: `3m 12s ago`, `in 2d 4h`.
     pub(crate) fn relative_to(self, now: Timestamp) -> String {
         words::relative(self.0, now)
     }
@@ -27,7 +27,7 @@ impl Time {
 
 impl std::fmt::Display for Time {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // What is later than the calendar goes is told as its end.
+        // A time after the end of the calendar is written as that end.
         let time = i64::try_from(self.0.0).ok().and_then(|us| jiff::Timestamp::from_microsecond(us).ok());
         write!(f, "{:.6}", time.unwrap_or(jiff::Timestamp::MAX))
     }
@@ -43,29 +43,29 @@ impl Serialize for Time {
 pub(crate) fn absolute(text: &str) -> Result<Timestamp, String> {
     let utc = |time: civil::DateTime| time.to_zoned(jiff::tz::TimeZone::UTC).map(|zoned| zoned.timestamp());
     let time = text.parse::<jiff::Timestamp>().or_else(|_| text.parse::<civil::DateTime>().and_then(utc));
-    let time = time.map_err(|_| format!("{text:?} is no time: write 2026-11-30T12:00:00Z, or 2026-11-30"))?;
+    let time = time.map_err(|_| format!("{text:?} is not a time: write 2026-11-30T12:00:00Z, or 2026-11-30"))?;
     u64::try_from(time.as_microsecond()).map(Timestamp).map_err(|_| format!("{text:?} is before 1970"))
 }
 
-/// The same, or how long ago it was, as `2h 30m`.
+/// The same, or how long ago it was, for example `2h 30m`.
 pub(crate) fn parse(text: &str, now: Timestamp) -> Result<Timestamp, String> {
     let ago = text.parse::<jiff::Span>().and_then(|span| {
-        // As long as days have 24 hours, nothing depends on where one is.
+        // Days have 24 hours here, so the time zone does not matter.
         span.total((Unit::Microsecond, SpanRelativeTo::days_are_24_hours()))
     });
     match ago {
         Ok(us) if us >= 0.0 => Ok(Timestamp(now.0.saturating_sub(us as u64))),
-        _ => absolute(text).map_err(|why| format!("{why}, or how long ago, as 90m or 2d")),
+        _ => absolute(text).map_err(|why| format!("{why}, or how long ago, for example 90m or 2d")),
     }
 }
 
-/// How long, on a command line: `2s`, `1m 30s`, `500ms`.
+/// A duration on a command line: `2s`, `1m 30s`, `500ms`.
 pub(crate) fn duration(text: &str) -> Result<std::time::Duration, String> {
     let span = text.parse::<jiff::Span>();
     let us = span.and_then(|span| span.total((Unit::Microsecond, SpanRelativeTo::days_are_24_hours())));
     match us {
         Ok(us) if us > 0.0 => Ok(std::time::Duration::from_micros(us as u64)),
-        _ => Err(format!("{text:?} is no time: write 2s, or 500ms")),
+        _ => Err(format!("{text:?} is not a duration: write 2s, or 500ms")),
     }
 }
 
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_told_from_now() {
+    fn times_are_written_relative_to_now() {
         let now = Timestamp(1_000_000_000_000);
         let told = |seconds: i64| Time(Timestamp(now.0.saturating_add_signed(seconds * 1_000_000))).relative_to(now);
         for (seconds, text) in [
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_written_whole() {
+    fn times_are_written_with_microseconds() {
         assert_eq!(Time::from_us(1_700_000_000_000_001).to_string(), "2023-11-14T22:13:20.000001Z");
         assert_eq!(Time::from_us(0).to_string(), "1970-01-01T00:00:00.000000Z");
         assert!(Time::from_us(u64::MAX).to_string().starts_with("9999-12-"));

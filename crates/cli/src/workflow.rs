@@ -1,5 +1,5 @@
-//! `latch workflow`: looks at the executions in a data directory that no process has open. Nothing is run and nothing
-//! is changed: the directory is opened to be read.
+//! `latch workflow`: looks at the executions in a data directory that no process has open. It runs and changes nothing:
+//! it opens the directory read-only.
 
 mod fields;
 mod history;
@@ -21,11 +21,11 @@ use crate::output::Output;
 pub(crate) enum Workflow {
     /// Lists executions, the newest first.
     List(Box<list::List>),
-    /// Shows everything that is known of an execution, and the last of what happened to it.
+    /// Shows all details of an execution, and its last events.
     Show(show::Show),
-    /// Tells exactly what an execution waits for.
+    /// Explains exactly what an execution waits for.
     Why(why::Why),
-    /// Writes the histories of executions, to files or one a line to the output, for `latchwork::testing::replay` to
+    /// Writes the histories of executions, to files or as lines to the output, for `latchwork::testing::replay` to
     /// check new code against.
     History(history::History),
 }

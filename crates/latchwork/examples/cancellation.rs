@@ -11,11 +11,11 @@ use parking_lot::Mutex;
 type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 async fn give_back(room: u32) -> std::result::Result<(), Failure> {
-    println!("room {room} is given back");
+    println!("room {room} is returned");
     Ok(())
 }
 
-/// Books a room, waits for a guest, and gives the room back if none is to come. However that ends, it is written down.
+/// Books a room, waits for a guest, and returns the room if no guest comes. It records the end in any case.
 fn booking() -> Workflow<u32, String> {
     let booking = workflow("booking").run(async |ctx: Ctx, room: u32| {
         ctx.run("book", async || Ok(())).await?;
@@ -40,7 +40,7 @@ async fn write_down(room: u32, outcome: &FinishedAs) -> std::result::Result<(), 
     Ok(())
 }
 
-/// What is booked at this moment.
+/// What is booked now.
 static BOOKED: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 async fn book(what: String) -> std::result::Result<(), Failure> {
@@ -53,7 +53,7 @@ async fn book(what: String) -> std::result::Result<(), Failure> {
 
 async fn unbook(what: String) -> std::result::Result<(), Failure> {
     BOOKED.lock().retain(|booked| *booked != what);
-    println!("  {what} is undone");
+    println!("  {what} is cancelled");
     Ok(())
 }
 
@@ -73,7 +73,7 @@ fn journey() -> Workflow<String, ()> {
     })
 }
 
-/// What was charged at this moment, by idempotency key.
+/// What is charged now, by idempotency key.
 static CHARGED: Mutex<Vec<Uuid>> = Mutex::new(Vec::new());
 
 async fn charge(key: Uuid) -> std::io::Result<()> {
@@ -87,7 +87,7 @@ async fn refund(key: Uuid) -> std::result::Result<(), Failure> {
     Ok(())
 }
 
-/// Charges, and refunds under the key of that charge if the rest fails.
+/// Charges, and refunds under the key of the charge if the rest fails.
 async fn pay(ctx: Ctx, has_stock: bool) -> std::result::Result<(), Failure> {
     let paid = ctx.saga(async |saga| {
         let key = ctx.key("charge");
@@ -98,14 +98,14 @@ async fn pay(ctx: Ctx, has_stock: bool) -> std::result::Result<(), Failure> {
     paid.await
 }
 
-/// Copies a hundred lines, and goes on where the attempt before was.
+/// Copies a hundred lines, and continues where the previous attempt was.
 fn copy() -> Workflow<(), String> {
     workflow("copy").run(async |ctx: Ctx, ()| {
         let copied = ctx.run_with("copy", async |attempt: Attempt| {
             let from: u32 = attempt.progress().unwrap_or(0);
             for line in from..100 {
                 if line == 40 && attempt.number == 1 {
-                    return Err(Failure::new("the line is dead"));
+                    return Err(Failure::new("the connection broke"));
                 }
                 if line % 10 == 9 {
                     attempt.heartbeat(&(line + 1)).await?;
@@ -131,13 +131,13 @@ async fn main() -> Result {
         Err(WorkflowError::Cancelled { reason, .. }) => println!("cancelled: {reason}"),
         other => drop(other?),
     }
-    match engine.cancel("room-12", "once more").await {
+    match engine.cancel("room-12", "again").await {
         Err(WorkflowError::Ended { id }) => println!("{id} has ended"),
         other => other?,
     }
 
     let handle = engine.start(&booking, 13).id("room-13").await?;
-    engine.terminate("room-13", "the house has burnt down").await?;
+    engine.terminate("room-13", "the house is closed").await?;
     match handle.result().await {
         Err(WorkflowError::Failed { failure, .. }) => println!("failed: {failure}"),
         other => drop(other?),

@@ -16,7 +16,7 @@ struct SoldOut {
     item: String,
 }
 
-/// Packs one item, if there is one.
+/// Packs one item, if it is in stock.
 fn pack() -> Workflow<String, String> {
     workflow("pack").run(async |ctx: Ctx, item: String| {
         let packed = ctx.run("pack", async || match &*item {
@@ -27,13 +27,13 @@ fn pack() -> Workflow<String, String> {
     })
 }
 
-/// Waits for a word, for no longer than it may.
+/// Waits for an address, with a time limit.
 fn courier() -> Workflow<(), String> {
     let courier = workflow("courier").timeout(Duration::from_secs(2));
     courier.run(async |ctx: Ctx, ()| ctx.receive::<String>("address").await)
 }
 
-/// Has everything packed by children, and sends a courier.
+/// Packs all items in children, and sends a courier.
 fn order() -> Workflow<Vec<String>, String> {
     workflow("order").run(async |ctx: Ctx, items: Vec<String>| {
         let first = ctx.child(&pack(), items[0].clone()).await?;
@@ -56,12 +56,12 @@ fn order() -> Workflow<Vec<String>, String> {
     })
 }
 
-/// Starts one that is to go on by itself, and one that takes too long.
+/// Starts a child that continues by itself, and a child that takes too long.
 fn hasty() -> Workflow<(), String> {
     workflow("hasty").run(async |ctx: Ctx, ()| {
         ctx.child(&courier(), ()).id("on its own").close(Close::Abandon).start().await?;
         let late = ctx.child(&courier(), ()).id("late").await;
-        let failure = late.err().ok_or_else(|| Failure::new("nobody has told it an address"))?;
+        let failure = late.err().ok_or_else(|| Failure::new("it has an address"))?;
         Ok(format!("timed out: {:?}", failure.get::<ChildTimedOut>().map(|late| late.id)))
     })
 }
@@ -98,14 +98,14 @@ fn branches() -> Workflow<Vec<String>, String> {
             First2::First(answer) => answer?,
             First2::Second(slept) => {
                 slept?;
-                "nobody has answered".to_string()
+                "no answer".to_string()
             }
         };
         Ok(format!("{stock} at {price}, {prices:?}, number {fastest} was first, {answer}"))
     })
 }
 
-/// One branch waits for what another has come to.
+/// One branch waits for the progress of another.
 fn progress() -> Workflow<(), u64> {
     workflow("progress").run(async |ctx: Ctx, ()| {
         let (half, all) = ctx
@@ -139,7 +139,7 @@ async fn main() -> Result {
 
     println!("{}", engine.start(&hasty, ()).await?.result().await?);
     let state = engine.history("on its own").await?.state;
-    println!("the other was cancelled with it: {}", matches!(state, ExecutionState::Cancelled(_)));
+    println!("the other child was cancelled with it: {}", matches!(state, ExecutionState::Cancelled(_)));
 
     println!("{}", engine.start(&branches, items(&["a", "bb", "ccc"])).id("b").await?.result().await?);
     for operation in engine.history("b").await?.operations.iter().take(4) {

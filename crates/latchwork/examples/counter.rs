@@ -1,5 +1,6 @@
-//! A counter that many increment at once, and no increment is lost: read, change, write at the rev that was read, and
-//! try again when somebody else was faster; a bounded number of times, because two unlucky writers could go on forever.
+//! A counter that many tasks increment at once, without a lost increment. A task reads, changes, and writes at the rev
+//! that it has read. If another task was faster, it tries again. The number of attempts is limited, because two unlucky
+//! writers could continue forever.
 //!
 //! `cargo run -p latchwork --example counter -- ./data` keeps it in a directory; without one it is in memory.
 
@@ -9,19 +10,19 @@ use serde_json::json;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// Makes the counter unless it is there, and gives its value.
+/// Creates the counter unless it exists. Returns its value.
 pub async fn bootstrap(entities: &Entities, id: &str) -> Result<i64> {
     entities.add(Add::new("counter").id(id).data(json!({"value": 0})).if_absent(true)).await?;
     value(entities, id).await
 }
 
-/// The present value.
+/// Returns the present value.
 pub async fn value(entities: &Entities, id: &str) -> Result<i64> {
     let counter = entities.get(id).await?.ok_or("the counter does not exist")?;
     Ok(counter.data["value"].as_i64().ok_or("the counter holds no number")?)
 }
 
-/// By hand, to see how it works. Gives how many attempts it took.
+/// Increments by hand, to show how it works. Returns the number of attempts.
 pub async fn increment_by_hand(entities: &Entities, id: &str, by: i64, attempts: u32) -> Result<u32> {
     for attempt in 1..=attempts {
         let counter = entities.get(id).await?.ok_or("the counter does not exist")?;
@@ -29,16 +30,16 @@ pub async fn increment_by_hand(entities: &Entities, id: &str, by: i64, attempts:
         let update = Update::new(id).data(json!({"value": current + by})).if_rev(counter.rev);
         match entities.update(update).await {
             Ok(_) => return Ok(attempt),
-            // The error knows the rev that the counter is at; what it says by now has to be read again.
+            // The error has the counter's rev, but the value must be read again.
             Err(EntityError::RevisionConflict { .. }) => continue,
             Err(error) => return Err(error.into()),
         }
     }
-    Err(format!("the counter was changed by others in each of {attempts} attempts").into())
+    Err(format!("another caller changed the counter in each of {attempts} attempts").into())
 }
 
-/// The same, left to the library. Callers of one process queue for the entity instead of racing for it, so that the
-/// retries are spent on other processes only.
+/// The same with the library's help. Callers of one process queue for the entity instead of racing for it, so only
+/// other processes can cause a retry.
 pub async fn increment(entities: &Entities, id: &str, by: i64, retries: u32) -> Result<()> {
     let add = |draft: &mut latchwork::entity::Draft| {
         let value = draft.data["value"].as_i64().ok_or("the counter holds no number")?;
@@ -49,7 +50,7 @@ pub async fn increment(entities: &Entities, id: &str, by: i64, retries: u32) -> 
     Ok(())
 }
 
-/// So many tasks increment once by hand, and once with the library's help.
+/// Each of `tasks` tasks increments once by hand, and once with the library's help.
 pub async fn run(entities: &Entities, tasks: u32) -> Result<()> {
     let found = bootstrap(entities, "visits").await?;
     println!("the counter is at {found}{}", if found == 0 { "" } else { ", from earlier runs" });

@@ -45,10 +45,10 @@ async fn documents(entities: &Entities) -> Result {
     let receipt = entities.add(ada.clone()).await?;
     assert!(receipt.was_added() && receipt.rev.0 == 1);
 
-    // With if_absent, the entity that is there is left alone: nothing is written and no rev moves.
+    // With if_absent, an existing entity is not changed: nothing is written and no rev rises.
     assert!(!entities.add(ada.if_absent(true)).await?.was_added());
 
-    // Without an id of your own, a UUIDv7 is made.
+    // Without an id, a UUIDv7 is generated.
     let made = entities.add(Add::new("person").data(person("Grace", "New York", 37))).await?.id;
 
     // Data is replaced, metadata is merged.
@@ -63,23 +63,23 @@ async fn documents(entities: &Entities) -> Result {
 }
 
 async fn revisions(entities: &Entities) -> Result {
-    let seen = entities.get("ada").await?.expect("ada is there");
+    let seen = entities.get("ada").await?.expect("ada exists");
     let older = Person { age: 37, ..seen.parse()? };
     entities.update(Update::new("ada").data(&older).if_rev(seen.rev)).await?;
 
-    // Whoever read before that is told, and may read again.
+    // A caller that read before gets an error, and may read again.
     match entities.update(Update::new("ada").data(&older).if_rev(seen.rev)).await {
         Err(EntityError::RevisionConflict { expected, actual, .. }) => println!("rev {expected} became {actual}"),
         other => panic!("a stale rev was accepted: {other:?}"),
     }
 
-    // Read, change, write, and once more if somebody else was faster; at most five times more.
+    // Reads, changes and writes, and tries again if another caller was faster; at most five more times.
     entities.update_with("ada", 5, |ada| ada.data["age"] = json!(38)).await?;
     Ok(())
 }
 
 async fn transactions(entities: &Entities) -> Result {
-    let ada = entities.get("ada").await?.expect("ada is there");
+    let ada = entities.get("ada").await?.expect("ada exists");
     let letter = Transaction::new()
         .add(Add::new("letter").id("letter-1").data(json!({"to": "ada"})))
         .update(Update::new("ada").metadata(json!({"letters": 1})).if_rev(ada.rev))
@@ -89,20 +89,20 @@ async fn transactions(entities: &Entities) -> Result {
     let receipt = entities.transact(letter).await?;
     println!("generation {}: {:?}", receipt.generation, receipt.ops);
 
-    // All that is wrong is listed, and nothing was done.
+    // The error lists everything that is wrong, and nothing was done.
     let wrong = Transaction::new()
         .add(Add::new("letter").id("letter-1"))
         .remove(Remove::new("ada").if_rev(ada.rev))
-        .update(Update::new("nobody"));
+        .update(Update::new("missing"));
     match entities.transact(wrong).await {
         Err(EntityError::Rejected { failed }) => failed.iter().for_each(|failed| println!("{failed}")),
         other => panic!("it was accepted: {other:?}"),
     }
 
-    // A commit that depends on just what was read: ids, and what finds went through.
+    // A commit that depends only on what was read: ids, and the entries that a find read.
     let view = entities.now().await?;
     let letters = view.find(&Query::of("letter")).await?.items.len();
-    entities.add(Add::new("note").data(json!("this disturbs nobody"))).await?;
+    entities.add(Add::new("note").data(json!("this changes nothing that was read"))).await?;
     let count = Update::new("ada").metadata(json!({"letters": letters}));
     entities.transact(Transaction::new().update(count).if_unchanged(&view)).await?;
     Ok(())

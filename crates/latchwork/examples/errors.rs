@@ -14,7 +14,7 @@ struct Broke {
     missing: u64,
 }
 
-/// Pays, and gives the goods back if that cannot be done.
+/// Pays, and returns the goods if the payment fails.
 fn pay() -> Workflow<u64, String> {
     workflow("pay").run(async |ctx: Ctx, price: u64| {
         ctx.run("reserve", async || Ok(())).await?;
@@ -37,12 +37,12 @@ fn pay() -> Workflow<u64, String> {
 fn parse() -> Workflow<String, u32> {
     workflow("parse").run(async |ctx: Ctx, text: String| {
         let number = ctx.run("parse", async || Ok(text.parse::<u32>()?)).retry(Retry::never()).await?;
-        assert!(number != 13, "nobody has thought of 13");
+        assert!(number != 13, "13 is not supported");
         Ok(number)
     })
 }
 
-/// Sleeps for long enough to leave memory, behind a step of this name.
+/// Sleeps long enough to leave memory, after a step of this name.
 fn plan(step: &'static str) -> Workflow<(), String> {
     workflow("plan").run(move |ctx: Ctx, ()| async move {
         let done = ctx.run(step, async || Ok("done".to_string())).await?;
@@ -51,7 +51,7 @@ fn plan(step: &'static str) -> Workflow<(), String> {
     })
 }
 
-/// The same by newer code, which knows what the older did.
+/// The same by newer code, which knows the older version.
 fn changed_plan() -> Workflow<(), String> {
     workflow("plan").run(async |ctx: Ctx, ()| {
         let name = if ctx.version("name", 1..=2).await == 1 { "draw" } else { "sketch" };
@@ -72,11 +72,11 @@ async fn failures() -> Result {
     let (pay, parse) = (pay(), parse());
     let engine = Engine::on(&Store::memory().await?).register(&pay).register(&parse).start().await?;
     println!("{}", engine.start(&pay, 80).await?.result().await?);
-    match engine.start(&pay, 150).id("dear").await?.result().await {
+    match engine.start(&pay, 150).id("expensive").await?.result().await {
         Err(WorkflowError::Failed { failure, .. }) => println!("typed: {:?}", failure.get::<Broke>()),
         other => drop(other?),
     }
-    println!("steps of the one that failed: {:?}", engine.history("dear").await?.steps());
+    println!("steps of the failed execution: {:?}", engine.history("expensive").await?.steps());
     match engine.start(&parse, "x".to_string()).await?.result().await {
         Err(error @ WorkflowError::Failed { .. }) => println!("{:?}: {error}", error.kind()),
         other => drop(other?),
@@ -84,11 +84,11 @@ async fn failures() -> Result {
     Ok(())
 }
 
-/// A panic of the workflow's own code parks the execution; nobody else is disturbed.
+/// A panic of the workflow's own code parks the execution; other executions are not affected.
 async fn panics() -> Result {
     let parse = parse();
     let engine = Engine::on(&Store::memory().await?).register(&parse).start().await?;
-    // Said by the panic itself, which is expected here.
+    // The panic prints its message, which is expected here.
     std::panic::set_hook(Box::new(|_| {}));
     let unlucky = engine.start(&parse, "13".to_string()).id("unlucky").await?;
     while engine.residents() > 0 {
@@ -98,7 +98,7 @@ async fn panics() -> Result {
     for (id, reason) in engine.parked().await? {
         println!("{id} is parked: {reason}");
     }
-    engine.terminate("unlucky", "nobody wants it").await?;
+    engine.terminate("unlucky", "it is not needed").await?;
     println!("{}", unlucky.result().await.err().ok_or("it was terminated")?);
     Ok(())
 }
@@ -114,7 +114,7 @@ async fn changes() -> Result {
     }
     engine.stop();
 
-    // The next deploy renames the step. Nothing is guessed.
+    // The next deploy renames the step. The engine does not guess.
     let engine = Engine::on(&store).register(&renamed).start().await?;
     engine.wake("p").await?;
     match engine.handle(&renamed, "p").result().await {
@@ -123,7 +123,7 @@ async fn changes() -> Result {
     }
     engine.stop();
 
-    // The one after it knows both.
+    // The deploy after that knows both names.
     let engine = Engine::on(&store).register(&changed).start().await?;
     engine.resume("p").await?;
     let new = engine.start(&changed, ()).await?;

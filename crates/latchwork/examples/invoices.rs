@@ -188,7 +188,7 @@ impl Invoices {
         }
         let actor = refused.iter().find_map(|failed| failed.holder.as_ref()?.actor.as_deref()).unwrap_or_default();
         let told = refused.iter().filter(|it| it.holder.as_ref().is_some_and(|it| it.actor.as_deref() == Some(actor)));
-        println!("{} were refused, {} of them told that {actor} holds it; the first:", refused.len(), told.count());
+        println!("{} were refused, {} of them with {actor} as the holder; the first:", refused.len(), told.count());
         println!("{}", serde_json::to_string(&refused.first())?);
         Ok(())
     }

@@ -20,7 +20,7 @@ fn of(customer: &str, priority: i32) -> Import {
     Import { customer: customer.into(), priority }
 }
 
-/// Imports until it is told that all is there, and gives the customer.
+/// Waits for the signal that all data has arrived. Returns the customer.
 fn import(limits: WorkflowBuilder) -> Workflow<Import, String> {
     limits.run(async |ctx: Ctx, import: Import| {
         ctx.receive::<()>("all there").await?;
@@ -28,7 +28,7 @@ fn import(limits: WorkflowBuilder) -> Workflow<Import, String> {
     })
 }
 
-/// Two for each customer and three in total: a start beyond that is rejected, and told by which limit.
+/// Two for each customer and three in total: a start above that is rejected, and the error names the limit.
 async fn at_once(store: &Store) -> Result {
     let limits = workflow("import").concurrency_by(2, |import: &Import| import.customer.clone()).concurrency(3);
     let import = import(limits);
@@ -47,7 +47,7 @@ async fn at_once(store: &Store) -> Result {
         Err(WorkflowError::LimitReached { key, limit, .. }) => assert_eq!((&*key, limit), ("import", 3)),
         other => panic!("three imports run: {other:?}"),
     }
-    // The commit that ends an execution gives its permits back.
+    // The commit that ends an execution releases its permits.
     engine.signal(first.id(), "all there", &()).await?;
     first.result().await?;
     assert_eq!(engine.limit_use("import", Some("ada")).await?.used, 1);
@@ -56,8 +56,8 @@ async fn at_once(store: &Store) -> Result {
     Ok(())
 }
 
-/// One at a time, the others in a line of two at the most; a higher priority goes first.
-async fn in_line(store: &Store) -> Result {
+/// One at a time; at most two others wait in a queue. A higher priority goes first.
+async fn queued(store: &Store) -> Result {
     let line = Queue::new().depth(2).priority(Duration::from_secs(60), |import: &Import| import.priority);
     let import = import(workflow("import").concurrency(1).when_full(line));
     let engine = Engine::on(store).register(&import).start().await?;
@@ -66,12 +66,12 @@ async fn in_line(store: &Store) -> Result {
     let (low, high) = (start("low", 0).await?, start("high", 1).await?);
     match start("late", 9).await {
         Err(WorkflowError::QueueFull { depth, .. }) => println!("{depth} wait already"),
-        other => panic!("the line is full: {other:?}"),
+        other => panic!("the queue is full: {other:?}"),
     }
     let place = engine.why(low.id()).await?.queue.expect("it waits");
     println!("before {}: {}", low.id(), place.ahead);
     assert_eq!((place.ahead, place.used, place.limit), (1, 1, 1));
-    // Signals can be sent to an execution that waits. It receives them when it is admitted.
+    // A waiting execution can be sent signals. It receives them after it is admitted.
     for id in ["low", "high", "first"] {
         engine.signal(id, "all there", &()).await?;
     }
@@ -82,7 +82,7 @@ async fn in_line(store: &Store) -> Result {
     Ok(())
 }
 
-/// Two at once, and one more each quarter of a second: rejected by one workflow, delayed by the other.
+/// Two at once, and one more each quarter of a second. One workflow rejects the others, and the other delays them.
 async fn how_often(store: &Store) -> Result {
     let limit = || RateLimit::new(2, Duration::from_millis(500));
     let mail = workflow("mail").rate_limit(limit().by(|to: &String| to.clone()));
@@ -113,7 +113,7 @@ async fn how_often(store: &Store) -> Result {
     Ok(())
 }
 
-/// Starts that follow each other closely become one execution, with the last input.
+/// Starts within a short time become one execution, with the last input.
 async fn debounced(store: &Store) -> Result {
     let quiet = Debounce::new(Duration::from_millis(50)).max_wait(Duration::from_secs(60));
     let index = workflow("index").debounce(quiet.by(|(document, _): &(String, u32)| document.clone()));
@@ -142,7 +142,7 @@ async fn gathered(store: &Store) -> Result {
     println!("{}", full[1].result().await?);
     assert_eq!(full[2].result().await?, "c, sent with 2 others");
     assert_eq!(rest.result().await?, "d, sent with 0 others");
-    // The place in the batch finds the output again after a restart.
+    // The position in the batch finds the output again after a restart.
     assert_eq!(full[0].item(), Some(0));
     assert_eq!(engine.handle(&send, full[0].id()).of_item(0).result().await?, "a, sent with 2 others");
     engine.shutdown().await?;
@@ -152,7 +152,7 @@ async fn gathered(store: &Store) -> Result {
 /// All parts of the guide, one after the other.
 pub async fn run() -> Result {
     at_once(&Store::memory().await?).await?; // or Engine::open("./data")
-    in_line(&Store::memory().await?).await?;
+    queued(&Store::memory().await?).await?;
     how_often(&Store::memory().await?).await?;
     debounced(&Store::memory().await?).await?;
     gathered(&Store::memory().await?).await

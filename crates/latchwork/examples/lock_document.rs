@@ -1,5 +1,5 @@
-//! A lock that is a document: whoever changes it from "free" to "mine" at the rev they have read holds it, until they
-//! give it back or its time is up. No other service is needed; the check on the rev is the lock.
+//! A lock that is a document. The worker that changes it from "free" to "mine" at the rev that it has read holds the
+//! lock, until it releases the lock or its time is up. It needs no other service: the check of the rev is the lock.
 //!
 //! `cargo run -p latchwork --example lock_document -- ./data` keeps it in a directory; without one it is in memory.
 
@@ -13,7 +13,7 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>
 
 const LOCK: &str = "lock:nightly-report";
 
-/// What the lock document says.
+/// The contents of the lock document.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Lock {
     owner: Option<String>,
@@ -21,14 +21,14 @@ struct Lock {
     expires_at_us: u64,
 }
 
-/// Makes the lock document unless it is there. Every worker may do this at any time; nothing is overwritten.
+/// Creates the lock document unless it exists. Every worker may do this at any time; it overwrites nothing.
 pub async fn bootstrap(entities: &Entities) -> Result<bool> {
     let lock = Add::new("lock").id(LOCK).data(Lock::default()).if_absent(true);
     Ok(entities.add(lock).await?.was_added())
 }
 
-/// Takes the lock if it is free or its time is up. The rev it gives is larger with every holder: show it to whatever
-/// the lock protects, so that a holder who slept through the end of its time can be told from the present one.
+/// Acquires the lock if it is free or its time is up. The returned rev rises with every holder. Pass it to the service
+/// that the lock protects, so that the service can refuse a holder whose time was up.
 pub async fn try_acquire(entities: &Entities, worker: &str, ttl: Duration) -> Result<Option<Rev>> {
     let document = entities.get(LOCK).await?.ok_or("the lock document is missing: bootstrap it")?;
     let lock: Lock = document.parse()?;
@@ -39,29 +39,29 @@ pub async fn try_acquire(entities: &Entities, worker: &str, ttl: Duration) -> Re
     let mine = Lock { owner: Some(worker.into()), expires_at_us: now.plus(ttl).0 };
     match entities.update(Update::new(LOCK).data(mine).if_rev(document.rev)).await {
         Ok(rev) => Ok(Some(rev)),
-        // Another worker took it between our read and our write.
+        // Another worker acquired it between our read and our write.
         Err(EntityError::RevisionConflict { .. }) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Gives the lock back, if it is still ours.
+/// Releases the lock, if this worker still holds it.
 pub async fn release(entities: &Entities, held: Rev) -> Result<bool> {
     match entities.update(Update::new(LOCK).data(Lock::default()).if_rev(held)).await {
         Ok(_) => Ok(true),
-        // Our time was up, and somebody else has it.
+        // Our time was up, and another worker holds it.
         Err(EntityError::RevisionConflict { .. }) => Ok(false),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Several workers want to hold the lock so many times each.
+/// Several workers acquire the lock `times` times each.
 pub async fn run(entities: &Entities, workers: u32, times: u32) -> Result<()> {
     if bootstrap(entities).await? {
-        println!("there was no lock document; now there is");
+        println!("the lock document was created");
     } else {
-        let found = entities.get(LOCK).await?.ok_or("it was there just now")?;
-        println!("the lock document is there from an earlier run, at rev {}: {}", found.rev, found.data);
+        let found = entities.get(LOCK).await?.ok_or("the lock document is missing")?;
+        println!("the lock document exists from an earlier run, at rev {}: {}", found.rev, found.data);
     }
     let contend = |worker: u32| {
         let entities = entities.clone();
@@ -72,7 +72,7 @@ pub async fn run(entities: &Entities, workers: u32, times: u32) -> Result<()> {
                 match try_acquire(&entities, &name, Duration::from_secs(5)).await? {
                     Some(rev) => {
                         held += 1;
-                        // … the work that must not be done by two at once …
+                        // … the work that only one worker may do at a time …
                         entities.store().env().sleep(Duration::from_millis(1)).await;
                         release(&entities, rev).await?;
                     }
@@ -90,7 +90,7 @@ pub async fn run(entities: &Entities, workers: u32, times: u32) -> Result<()> {
     for task in tasks {
         task.await??;
     }
-    let lock = entities.get(LOCK).await?.ok_or("nobody removes it")?;
+    let lock = entities.get(LOCK).await?.ok_or("the lock document is missing")?;
     println!("in the end it is at rev {}: {}", lock.rev, lock.data);
     Ok(())
 }

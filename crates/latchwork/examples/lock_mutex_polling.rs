@@ -1,4 +1,4 @@
-//! Transfers from one account, one at a time, and an operator who releases what is stuck; the mutex of
+//! Transfers from one account, one at a time, and an operator who releases a stuck lock. It is the mutex of
 //! docs/locks/slots.md: `cargo run -p latchwork --example lock_mutex_polling`.
 
 use std::time::Duration;
@@ -12,7 +12,7 @@ type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
 /// How long a transfer waits between two attempts; much less than its lease.
 const POLL: Duration = Duration::from_millis(100);
 
-/// Takes money from the account. It reads the balance and writes it a while later: two at once would lose one.
+/// Takes money from the account. It reads the balance and writes it a while later: two at once would lose an update.
 pub fn transfer(mutex: DurableMutex) -> Workflow<i64, (u64, i64)> {
     workflow("transfer").run(move |ctx: Ctx, amount: i64| async move {
         let slot = ctx.state().workflow::<LockRecord>("account-42:lock").initial(initial_lock_record());
@@ -26,13 +26,13 @@ pub fn transfer(mutex: DurableMutex) -> Workflow<i64, (u64, i64)> {
             Ok((token, balance - amount))
         };
         let done = done.await;
-        // Whatever came of it: the permit is given back, or the place in line.
+        // In any case, the permit or the position in the queue is released.
         mutex.release(&slot, ctx.id(), ctx.now().await).await?;
         done
     })
 }
 
-/// Tries until the lock is held. While it waits for a second or more between attempts, it is not in memory.
+/// Tries until it holds the lock. While it waits for a second or more between attempts, it is out of memory.
 async fn acquire(
     ctx: &Ctx,
     mutex: &DurableMutex,
@@ -48,7 +48,7 @@ async fn acquire(
     Err(Failure::new("the account was busy all the time"))
 }
 
-/// For an operator: who holds the lock is released, whether it is still there or not.
+/// For an operator: releases the lock of the present holder, whether the holder still runs or not.
 pub async fn force_release(engine: &Engine) -> Result<Option<String>> {
     let slot = engine.states().workflow("transfer").slot::<LockRecord>("account-42:lock");
     let (mutex, now) = (DurableMutex::default(), engine.states().store().env().now());
@@ -59,7 +59,7 @@ pub async fn force_release(engine: &Engine) -> Result<Option<String>> {
     Ok(Some(stuck.holder_id))
 }
 
-/// Somebody takes the lock for an hour and is not seen again; transfers wait until the operator has had a look.
+/// A holder takes the lock for an hour and disappears. Transfers wait until the operator releases the lock.
 pub async fn run(engine: &Engine, transfer: &Workflow<i64, (u64, i64)>, transfers: i64) -> Result<i64> {
     let slot = engine.states().workflow("transfer").slot::<LockRecord>("account-42:lock");
     let (mutex, env) = (DurableMutex::default(), engine.states().store().env().clone());

@@ -1,5 +1,5 @@
-//! A vendor that bears three calls at once, and more executions than that; the semaphore of docs/locks/slots.md:
-//! `cargo run -p latchwork --example lock_semaphore_polling`.
+//! A vendor that accepts three calls at once, and more executions than that. It is the semaphore of
+//! docs/locks/slots.md: `cargo run -p latchwork --example lock_semaphore_polling`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use latchwork::workflow::{Ctx, Engine, Failure, Workflow, workflow};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// Somebody else's service.
+/// A service outside of the process.
 #[derive(Debug, Default)]
 pub struct Vendor {
     calls: AtomicUsize,
@@ -21,7 +21,7 @@ pub struct Vendor {
 impl Vendor {
     async fn call(&self) -> std::result::Result<(), Failure> {
         self.most.fetch_max(1 + self.calls.fetch_add(1, Ordering::SeqCst), Ordering::SeqCst);
-        // It takes a while.
+        // A call takes a while.
         for _ in 0..500 {
             tokio::task::yield_now().await;
         }
@@ -29,7 +29,7 @@ impl Vendor {
         Ok(())
     }
 
-    /// How many calls there were at once, at the most.
+    /// The largest number of calls at once.
     pub fn most(&self) -> usize {
         self.most.load(Ordering::SeqCst)
     }
@@ -59,7 +59,7 @@ pub fn call_vendor(vendor: &Arc<Vendor>) -> Result<Workflow<(), ()>> {
     }))
 }
 
-/// So many executions at once.
+/// Starts this many executions at once.
 pub async fn run(engine: &Engine, call_vendor: &Workflow<(), ()>, executions: usize) -> Result {
     let mut handles = Vec::new();
     for _ in 0..executions {

@@ -8,7 +8,7 @@ use latchwork::workflow::{Ctx, Engine, Failure, Workflow, workflow};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// Charges a card, never beside another charge of the same customer, and with three calls of the vendor at once.
+/// Charges a card: only one charge of a customer at a time, and at most three calls of the vendor at once.
 fn charge() -> Workflow<(String, u32), u64> {
     workflow("charge").run(async |ctx: Ctx, (customer, cents): (String, u32)| {
         let card = ctx.mutex(format!("card of {customer}")).acquire().await?;
@@ -27,7 +27,7 @@ async fn vendor_charges(customer: &str, cents: u32, token: u64) -> std::result::
     Ok(())
 }
 
-/// Takes two mutexes, in an order that may be the wrong one.
+/// Acquires two mutexes, in an order that may cause a deadlock.
 fn both() -> Workflow<(String, String), bool> {
     workflow("both").run(async |ctx: Ctx, (one, other): (String, String)| {
         let first = ctx.mutex(one).acquire().await?;
@@ -35,7 +35,7 @@ fn both() -> Workflow<(String, String), bool> {
         let second = ctx.mutex(other).acquire().await;
         match second.as_ref().err().and_then(|failure| failure.get::<LockRefused>()) {
             Some(LockRefused::Deadlock { cycle, .. }) => {
-                println!("a circle of {} was found", cycle.len());
+                println!("a cycle of {} was found", cycle.len());
                 first.release().await?;
                 Ok(false)
             }
@@ -71,9 +71,9 @@ async fn outside(engine: &Engine) -> Result {
     assert!(soon.is_none());
     tokio::select! {
         () = work() => println!("the work is done"),
-        () = guard.lost() => println!("somebody else may be at it: stop"),
+        () = guard.lost() => println!("another holder may do the work: stop"),
     }
-    // The store refuses what is written under a lock that is not held any more.
+    // The store refuses a write under a lock that is no longer held.
     let reports = engine.store().space(SpaceSpec::new("reports")).await?;
     let token = guard.token().clone();
     let write = |text: &'static str| Commit::new().guard(&token).put(&reports.key("today"), text);

@@ -9,12 +9,12 @@ use parking_lot::Mutex;
 
 type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// Collects what is put into a basket until somebody checks out, or nobody has done anything for a while.
+/// Collects the items of a basket until a checkout, or until no message has arrived for a while.
 fn basket() -> Workflow<(), Vec<String>> {
     workflow("basket").run(async |ctx: Ctx, ()| {
         let mut items = Vec::new();
         while let Some(item) = ctx.receive::<Option<String>>("put").timeout(Duration::from_millis(300)).await? {
-            // Nothing more is to come.
+            // No more messages will arrive.
             let Some(item) = item else { break };
             items.push(item);
         }
@@ -22,13 +22,13 @@ fn basket() -> Workflow<(), Vec<String>> {
     })
 }
 
-/// An account that is asked to change, and answers.
+/// An account that receives updates and answers them.
 fn account() -> Workflow<u64, u64> {
     let account = workflow("account").validate("add", |published, amount: &i64| {
         let sum: u64 = published.get("sum").unwrap_or(0);
         match sum.checked_add_signed(*amount) {
             Some(_) => Ok(()),
-            None => Err(Failure::new(format!("there are only {sum}"))),
+            None => Err(Failure::new(format!("the sum is only {sum}"))),
         }
     });
     account.run(async |ctx: Ctx, goal: u64| {
@@ -37,7 +37,7 @@ fn account() -> Workflow<u64, u64> {
         while sum < goal {
             let request = ctx.receive_update::<i64, u64>("add").await?;
             let Some(after) = sum.checked_add_signed(request.value) else {
-                request.refuse(Failure::new("there is less by now")).await;
+                request.refuse(Failure::new("the sum is too small by now")).await;
                 continue;
             };
             sum = after;
@@ -48,7 +48,7 @@ fn account() -> Workflow<u64, u64> {
     })
 }
 
-/// The one who is asked, and how they get the token.
+/// The reviewer's inbox, which receives the token.
 static MAIL: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 async fn mail(text: &str, token: &str) -> std::result::Result<(), Failure> {
@@ -57,7 +57,7 @@ async fn mail(text: &str, token: &str) -> std::result::Result<(), Failure> {
     Ok(())
 }
 
-/// Asks somebody outside, who has a token to answer with.
+/// Asks a reviewer outside, who answers with a token.
 fn review() -> Workflow<String, String> {
     workflow("review").run(async |ctx: Ctx, text: String| {
         let verdict = ctx.completion::<bool>("verdict").await;
@@ -66,13 +66,13 @@ fn review() -> Workflow<String, String> {
         Ok(match verdict.wait_at_most(Duration::from_secs(3600)).await? {
             Some(true) => "accepted",
             Some(false) => "rejected",
-            None => "nobody has looked at it",
+            None => "not reviewed",
         }
         .to_string())
     })
 }
 
-/// Counts what it is told, and goes on anew after every second number.
+/// Counts the numbers that it receives, and continues as new after every second number.
 fn counter() -> Workflow<u64, u64> {
     workflow("counter").run(async |ctx: Ctx, mut sum: u64| {
         for _ in 0..2 {
@@ -86,7 +86,7 @@ fn counter() -> Workflow<u64, u64> {
     })
 }
 
-/// Asks a person whether money is to be given back.
+/// Asks a person whether to refund money.
 fn refund() -> Workflow<u64, String> {
     workflow("refund").run(async |ctx: Ctx, amount: u64| {
         let question = json!({"order": 7, "amount": amount});
@@ -117,7 +117,7 @@ async fn main() -> Result {
 async fn signals(engine: &Engine, basket: &Workflow<(), Vec<String>>) -> Result {
     let handle = engine.start(basket, ()).id("basket").await?;
     handle.signal("put", &Some("tea")).id("click-1").await?;
-    // A sender that was not answered sends the same again: it counts once.
+    // A sender without an answer sends the same message again: it counts once.
     engine.signal("basket", "put", &Some("tea")).id("click-1").await?;
     match engine.signal("basket", "put", &Some("milk")).id("click-1").await {
         Err(WorkflowError::MessageReused { message, .. }) => println!("{message} was another signal"),
@@ -130,7 +130,7 @@ async fn signals(engine: &Engine, basket: &Workflow<(), Vec<String>>) -> Result 
         other => other?,
     }
 
-    // Whoever comes first starts it; each is received.
+    // The first sender starts it. All messages are received.
     for item in ["bread", "butter"] {
         engine.start(basket, ()).id("shared").signal("put", &Some(item)).await?;
     }
@@ -140,7 +140,7 @@ async fn signals(engine: &Engine, basket: &Workflow<(), Vec<String>>) -> Result 
 }
 
 async fn updates(account: &Handle<u64>) -> Result {
-    println!("there are {} now", account.update::<u64>("add", &4).id("u1").await?);
+    println!("the sum is {} now", account.update::<u64>("add", &4).id("u1").await?);
     println!("the same answer: {}", account.update::<u64>("add", &4).id("u1").await?);
     match account.update::<u64>("add", &-5).await {
         Err(WorkflowError::UpdateRefused { failure, .. }) => println!("refused: {failure}"),
@@ -148,7 +148,7 @@ async fn updates(account: &Handle<u64>) -> Result {
     }
     println!("published: {:?}", account.query::<u64>("sum").await?);
 
-    // Sent now, and answered some time.
+    // Sent now, and answered later.
     let sent = account.update::<u64>("add", &6).send().await?;
     println!("at least ten: {}", account.wait_until("sum", |sum: &u64| *sum >= 10).await?);
     println!("answered: {}, ended: {}", sent.answer().await?, account.result().await?);

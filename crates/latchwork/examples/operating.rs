@@ -18,10 +18,10 @@ type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Whether the bank can be reached.
+/// True if the bank can be reached.
 static BANK: AtomicBool = AtomicBool::new(false);
 
-/// Pays, waits for somebody who approves, and ships.
+/// Pays, waits for an approval, and ships.
 fn order() -> Workflow<i64, String> {
     workflow("order").run(async |ctx: Ctx, price: i64| {
         ctx.set_attribute("price", price).await?;
@@ -38,11 +38,11 @@ fn order() -> Workflow<i64, String> {
     })
 }
 
-/// Panics, as long as it has not been repaired.
+/// Panics until it is repaired.
 fn broken(is_repaired: bool) -> Workflow<(), u32> {
     workflow("broken").run(move |ctx: Ctx, ()| async move {
         let number = ctx.run("number", async || Ok(7)).await?;
-        assert!(is_repaired, "nobody has thought of this");
+        assert!(is_repaired, "this case is not handled");
         Ok(number)
     })
 }
@@ -73,7 +73,7 @@ impl Recorder for Counted {
 
 #[tokio::main]
 async fn main() -> Result {
-    // Before the engine is started. In a service this is the recorder of an exporter.
+    // Set it before the engine starts. In a service this is the recorder of an exporter.
     let counted = Counted::default();
     metrics::set_global_recorder(counted.clone())?;
 
@@ -98,7 +98,7 @@ async fn main() -> Result {
     Ok(())
 }
 
-/// Until an execution waits for something of this kind.
+/// Waits until an execution waits for something of this kind.
 async fn until(engine: &Engine, id: &str, is_it: impl Fn(&WaitsFor) -> bool) -> Result {
     while !engine.why(id).await?.waits.iter().any(|wait| is_it(&wait.what)) {
         engine.store().env().sleep(Duration::from_millis(1)).await;
@@ -123,13 +123,13 @@ async fn look(store: &Store) -> Result {
 }
 
 async fn lists(engine: &Engine) -> Result {
-    // Waits are listed of what is out of memory.
+    // The list shows what executions wait for if they are out of memory.
     while engine.residents() > 0 {
         engine.store().env().sleep(Duration::from_millis(10)).await;
     }
     let stuck = Filter::new().workflow("order").waits_for(WaitsFor::Retry("charge".into()));
-    let dear = stuck.clone().tag("vip").at_least("price", 40);
-    let page = engine.list(dear).descending().limit(10).await?;
+    let expensive = stuck.clone().tag("vip").at_least("price", 40);
+    let page = engine.list(expensive).descending().limit(10).await?;
     for execution in &page.executions {
         println!("{} is worth {:?}", execution.id, execution.attributes.get("price"));
     }
@@ -173,7 +173,7 @@ async fn bulk(engine: &Engine, order: &Workflow<i64, String>) -> Result {
 }
 
 async fn fork(engine: &Engine, order: &Workflow<i64, String>) -> Result {
-    // The charge is kept, and not made again.
+    // The fork keeps the charge, and does not charge again.
     let id = engine.fork("o1").at_step("ship").id("o1-again").start().await?;
     println!("{}", engine.handle(order, &id).result().await?);
     Ok(())
@@ -186,9 +186,9 @@ async fn starts(engine: &Engine, order: &Workflow<i64, String>) -> Result {
     }
     let joined = engine.start(order, 1).id("o1").or_join().await?;
     println!("joined: {}", joined.result().await?);
-    let anew = engine.start(order, 1).id("o1").or_restart().delay(Duration::from_millis(20)).await?;
-    anew.signal("approve", &"Bob").await?;
-    println!("anew: {}", anew.result().await?);
+    let restarted = engine.start(order, 1).id("o1").or_restart().delay(Duration::from_millis(20)).await?;
+    restarted.signal("approve", &"Bob").await?;
+    println!("restarted: {}", restarted.result().await?);
     Ok(())
 }
 

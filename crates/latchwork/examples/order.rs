@@ -1,4 +1,5 @@
-//! An order that survives being killed: `cargo run -p latchwork --example order -- ./data`, Ctrl+C or kill -9, again.
+//! An order that survives a kill: run `cargo run -p latchwork --example order -- ./data`, press Ctrl+C or use kill -9,
+//! and run it again.
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ impl Cards {
 
 async fn place(ctx: Ctx, cards: Cards, price: u64) -> Result<String, Failure> {
     let receipt = ctx.run("charge", async || Ok(cards.charge(price).await?)).await?;
-    println!("waiting five seconds; kill me");
+    println!("waiting for five seconds; kill this process");
     ctx.sleep(Duration::from_secs(5)).await?;
     let ship = ctx.run("ship", async || {
         println!("shipping");

@@ -25,10 +25,10 @@ async fn main() -> Result {
     let nightly = nightly.overlap(Overlap::QueueOne).catch_up(Duration::from_secs(6 * 3600));
     schedules.put(nightly.workflow(&report, "eu".to_string())).await?;
     for time in schedules.next("nightly", 3).await? {
-        println!("the nightly report comes {} s after 1970", time.0 / 1_000_000);
+        println!("the nightly report is due {} s after 1970", time.0 / 1_000_000);
     }
 
-    // Nobody waits for the night.
+    // Triggers the schedule now, instead of waiting for the night.
     let id = schedules.trigger("nightly").await?;
     while engine.describe(&id).await.is_err() {
         store.env().sleep(Duration::from_millis(5)).await;
@@ -37,7 +37,7 @@ async fn main() -> Result {
 
     schedules.put(Schedule::every("often", Duration::from_secs(1)).workflow(&report, "us".to_string())).await?;
     store.env().sleep(Duration::from_millis(2500)).await;
-    schedules.pause("often", "that is enough").await?;
+    schedules.pause("often", "no longer needed").await?;
     for run in schedules.runs("often", 10).await? {
         println!("{}: {:?}", run.id, run.outcome);
     }

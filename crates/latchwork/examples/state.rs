@@ -39,7 +39,7 @@ async fn containers(states: &States) -> Result {
     });
     assert!(matches!(spent.await, Err(MutationError::Refused("not enough"))));
 
-    let error = session.inc_state("pages", 1).await.expect_err("a list is no number");
+    let error = session.inc_state("pages", 1).await.expect_err("a list is not a number");
     println!("{error}");
     Ok(())
 }
@@ -48,7 +48,7 @@ async fn slots(states: &States) -> Result {
     let orders = states.global().slot::<u64>("orders").initial(100);
     assert_eq!(orders.increment(1).await?.value, 101);
     assert_eq!(orders.update(|orders| orders.unwrap_or(0) * 2).await?.value, 202);
-    // What does not fit the type is not written.
+    // A value that does not fit the type is not written.
     assert!(matches!(orders.increment(-1000).await, Err(StateError::Mismatch { .. })));
     let jobs = states.workflow("import").slot::<Vec<String>>("jobs");
     jobs.append("first".into()).await?;

@@ -11,17 +11,17 @@ use parking_lot::Mutex;
 
 type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// A bank: what it has charged, by idempotency key.
+/// A bank: its charges, by idempotency key.
 static CHARGED: Mutex<BTreeMap<Uuid, u64>> = Mutex::new(BTreeMap::new());
 
-/// Charges once for each key, however often it is asked, and does not get its first answer through.
+/// Charges once for each key, no matter how often it is called. The answer to the first call is lost.
 async fn charge(amount: u64, attempt: Attempt) -> std::result::Result<u64, Failure> {
-    println!("attempt {} at the charge", attempt.number);
+    println!("attempt {} of the charge", attempt.number);
     CHARGED.lock().entry(attempt.idempotency_key).or_insert(amount);
     if attempt.number == 1 { Err(Failure::new("no answer")) } else { Ok(amount) }
 }
 
-/// Charges, counts the order in a slot, and takes the goods out of the stock by a transaction.
+/// Charges, counts the order in a slot, and takes the goods out of the stock in a transaction.
 fn order() -> Workflow<u64, String> {
     workflow("order").run(async |ctx: Ctx, amount: u64| {
         let paid = ctx
@@ -48,7 +48,7 @@ fn order() -> Workflow<u64, String> {
     })
 }
 
-/// Adds up numbers, ten to a run, so that its journal never holds more than ten steps.
+/// Adds numbers, ten in each run, so that its journal never holds more than ten steps.
 fn sum() -> Workflow<(u64, u64), u64> {
     workflow("sum").run(async |ctx: Ctx, (from, mut sum): (u64, u64)| {
         for number in from..from + 10 {
@@ -92,7 +92,7 @@ async fn starts(engine: &Engine, order: &Workflow<u64, String>) -> Result {
     let joined = engine.start(order, 42).id("order-1").or_join().await?;
     println!("joined: {}", joined.result().await?);
 
-    // A caller that was not answered sends the same again.
+    // A caller without an answer sends the same start again.
     let first = engine.start(order, 7).idempotency_key("cart-9").await?;
     let again = engine.start(order, 7).idempotency_key("cart-9").await?;
     println!("the same execution: {}", first.id() == again.id());

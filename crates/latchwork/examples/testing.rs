@@ -1,5 +1,5 @@
-//! The guide of docs/workflows/testing.md as one program: `cargo run -p latchwork --example testing`. In a project of
-//! your own these are tests.
+//! The guide of docs/workflows/testing.md as one program: `cargo run -p latchwork --example testing`. In your own
+//! project these are tests.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -24,7 +24,7 @@ fn order() -> Workflow<u64, String> {
     })
 }
 
-/// Has a child make the order, and waits for an approval.
+/// Makes the order in a child, and waits for an approval.
 fn approval() -> Workflow<u64, String> {
     workflow("approval").run(async |ctx: Ctx, price: u64| {
         let made = ctx.child(&order(), price).await?;
@@ -33,7 +33,7 @@ fn approval() -> Workflow<u64, String> {
     })
 }
 
-/// The same after a change that puts a step in front of everything.
+/// The same after a change that puts a step before everything else.
 fn changed_order() -> Workflow<u64, String> {
     workflow("order").run(async |ctx: Ctx, price: u64| {
         ctx.run("check", async || Ok(())).await?;
@@ -43,11 +43,11 @@ fn changed_order() -> Workflow<u64, String> {
 }
 
 fn main() -> Result {
-    // Runs on one thread are the same every time. Simulations bring their own.
+    // Runs on one thread always take the same path. Simulations make their own runtime.
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     runtime.block_on(crashes());
     runtime.block_on(crashes_with_a_fake());
-    runtime.block_on(crashes_of_those_who_talk());
+    runtime.block_on(crashes_with_messages());
     let history = runtime.block_on(virtual_time())?;
     runtime.block_on(replays(&history))?;
     simulations()
@@ -57,7 +57,7 @@ fn main() -> Result {
 async fn crashes() {
     let mut again = 0;
     let crashes = crash_everywhere(order, 7, async |outcome| {
-        let result = outcome.result.as_ref().expect("no crash keeps it from its end");
+        let result = outcome.result.as_ref().expect("it completes after every crash");
         assert_eq!(result, "order 1 for 7", "{}", outcome.crash);
         let orders = outcome.states().global().slot::<u64>("orders").get().await;
         assert_eq!(orders.expect("the slot can be read"), Some(1), "{}", outcome.crash);
@@ -98,7 +98,7 @@ fn charged_order(bank: Arc<Bank>) -> Workflow<u64, u64> {
     })
 }
 
-/// Every run makes a bank of its own, so it is busy twice in each of them.
+/// Every run makes its own bank, so the bank is busy twice in each run.
 async fn crashes_with_a_fake() {
     let banks = RefCell::new(Vec::new());
     let order = || {
@@ -108,31 +108,31 @@ async fn crashes_with_a_fake() {
     };
     let crashes = crash_everywhere(order, 7, async |outcome| {
         assert_eq!(outcome.result.as_ref().ok(), Some(&7), "{}", outcome.crash);
-        let bank = banks.borrow().last().cloned().expect("every run makes one");
+        let bank = banks.borrow().last().cloned().expect("every run makes a bank");
         assert_eq!(bank.charges(), 1, "the bank knows the idempotency key: {}", outcome.crash);
     });
-    println!("{} crashes of one whose bank is busy at first", crashes.await);
+    println!("{} crashes of a workflow whose bank is busy at first", crashes.await);
 }
 
-/// The same for a workflow that starts another, is sent a signal and finds data.
-async fn crashes_of_those_who_talk() {
+/// The same for a workflow that starts another workflow, gets a signal and needs data.
+async fn crashes_with_messages() {
     let crashes = Crashes::of(approval, 7)
         .register(order)
         .set_up(async |engine: Engine| {
-            engine.states().global().slot::<u64>("orders").set(41).await.expect("the store is there");
+            engine.states().global().slot::<u64>("orders").set(41).await.expect("the slot can be written");
         })
         .outside(async |engine: Engine| {
-            // It may have been sent in the life before.
+            // The life before may have sent it.
             let _ = engine.signal("execution", "approve", &"Ada").id("click-1").await;
         });
     let crashes = crashes.run(async |outcome| {
-        let result = outcome.result.as_ref().expect("no crash keeps it from its end");
+        let result = outcome.result.as_ref().expect("it completes after every crash");
         assert_eq!(result, "order 42 for 7, approved by Ada", "{}", outcome.crash);
     });
-    println!("{} crashes of one that others talk to", crashes.await);
+    println!("{} crashes of a workflow that gets messages", crashes.await);
 }
 
-/// An hour takes no time, and the bank is not asked.
+/// An hour takes no time, and the bank is not called.
 async fn virtual_time() -> Result<History> {
     let order = order();
     let test = TestEngine::build(1).register(&order).mock("charge", |attempt| match attempt {
@@ -151,23 +151,23 @@ async fn virtual_time() -> Result<History> {
     assert_eq!(history.state, ExecutionState::Completed("order 1 for 7".into()));
     let charge = history.find(Kind::Step, "charge").ok_or("it was charged")?;
     assert_eq!((charge.attempts, charge.value::<u64>()), (2, Some(7)));
-    println!("the first attempt at the charge failed: {}", charge.failures[0].message);
+    println!("the first attempt of the charge failed: {}", charge.failures[0].message);
     Ok(history)
 }
 
-/// New code against what the old has recorded.
+/// Checks new code against a history that the old code recorded.
 async fn replays(history: &History) -> Result {
     // As `latch workflow history` writes it.
     let text = serde_json::to_string_pretty(history)?;
     let history: History = serde_json::from_str(&text)?;
     replay(&history, &order()).await?;
     println!("the code fits its history");
-    let mismatch = replay(&history, &changed_order()).await.err().ok_or("the change is not seen")?;
+    let mismatch = replay(&history, &changed_order()).await.err().ok_or("the change was not found")?;
     println!("the changed code does not: {}", mismatch.reason);
     Ok(())
 }
 
-/// Whole lives of engines, with faults from seeds.
+/// Whole engines with faults from seeds.
 fn simulations() -> Result {
     let order = order();
     let (mut lives, mut events) = (0, 0);
@@ -182,7 +182,7 @@ fn simulations() -> Result {
     }
     println!("50 seeds: {lives} engines, {events} events, both orders counted and shipped each time");
 
-    // One kind of fault alone, until it strikes.
+    // Only one kind of fault, until it happens.
     let mut faults = Faults::none();
     (faults.lives, faults.crashes) = (3, true);
     for seed in 0.. {

@@ -7,7 +7,7 @@ use latchwork::workflow::{Ctx, Engine, Workflow, WorkflowError, workflow};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// Chooses a few things once, waits for a moment in memory and for longer out of it.
+/// Chooses values once, waits for a moment in memory and for longer out of it.
 fn reminder() -> Workflow<String, String> {
     workflow("reminder").keep(Duration::from_millis(200)).run(async |ctx: Ctx, text: String| {
         let (began, ticket, lucky) = (ctx.now().await, ctx.uuid().await, ctx.random().await % 100);
@@ -20,7 +20,7 @@ fn reminder() -> Workflow<String, String> {
     })
 }
 
-/// Would wait for a day, and may take a tenth of a second.
+/// Would wait for a day, but may take only a tenth of a second.
 fn late() -> Workflow<(), ()> {
     workflow("late").timeout(Duration::from_millis(100)).run(async |ctx: Ctx, ()| {
         ctx.sleep(Duration::from_secs(86_400)).await?;
@@ -39,11 +39,11 @@ async fn main() -> Result {
     println!("{} executions in memory while it waits", engine.residents());
 
     match engine.start(&late, ()).await?.result().await {
-        Err(WorkflowError::TimedOut { .. }) => println!("the other has timed out"),
+        Err(WorkflowError::TimedOut { .. }) => println!("the other execution has timed out"),
         other => other?,
     }
 
-    // As if the process had ended: the next engine on the same store goes on, and the time in between has passed.
+    // As if the process had ended: the next engine on the same store continues, and the time in between has passed.
     engine.stop();
     let engine = Engine::on(&store).register(&reminder).register(&late).start().await?;
     println!("reminded: {}", engine.handle(&reminder, "tea").result().await?);

@@ -1,5 +1,5 @@
-//! What `release`, `retry` and `complete` share: the claim is looked at, a person at a terminal is asked, and the
-//! change is made by an engine that runs nothing.
+//! What `release`, `retry` and `complete` share. They read the claim, ask for confirmation at a terminal, and make the
+//! change through an engine that runs nothing.
 
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::Path;
@@ -18,22 +18,22 @@ use crate::output::{Exit, Output, Problem, plain};
 pub(crate) struct Change {
     /// The entity's id.
     pub(crate) entity: String,
-    /// Why: it stays in the entity's history.
+    /// The reason, which stays in the entity's history.
     #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) reason: String,
-    /// Who does this, for the history.
+    /// The name of the operator, for the history.
     #[arg(long, value_name = "NAME", default_value = "operator")]
     pub(crate) actor: String,
-    /// Does not ask.
+    /// Does not ask for confirmation.
     #[arg(long)]
     yes: bool,
 }
 
-/// What was done, as it is told.
+/// The change, as it is printed.
 #[derive(Serialize)]
 struct Changed {
     entity: String,
-    /// The claim, as it was before.
+    /// The claim before the change.
     claim: ClaimFields,
     /// The entity's status now.
     status: String,
@@ -42,7 +42,7 @@ struct Changed {
 }
 
 impl Change {
-    /// The claim as it is now. A person is asked whether it is to be changed in this way.
+    /// Returns the claim as it is now. Asks for confirmation at a terminal, unless `--yes` is given.
     pub(crate) async fn look(&self, directory: &Path, verb: &str) -> Result<(ClaimFields, Timestamp)> {
         let store = Store::open_read_only(directory).await?;
         let now = store.env().now();
@@ -57,7 +57,7 @@ impl Change {
             return Ok((claim, now));
         }
         if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
-            return Err(Problem::new(Exit::Usage, "there is no terminal to ask at: say --yes").into());
+            return Err(Problem::new(Exit::Usage, "no terminal to ask for confirmation: use --yes").into());
         }
         let mut err = std::io::stderr();
         write!(err, "{}", plain(&format!("{verb} {}? [y/N] ", claim.words(now))))?;
@@ -70,7 +70,7 @@ impl Change {
         }
     }
 
-    /// Tells what was done to a claim.
+    /// Prints the change.
     pub(crate) fn tell(
         self,
         claim: ClaimFields,
@@ -84,8 +84,8 @@ impl Change {
     }
 }
 
-/// Does something by an engine that runs nothing, and closes the data directory. A directory that does not exist is not
-/// created.
+/// Makes a change through an engine that runs nothing, and closes the data directory. It does not create a directory
+/// that does not exist.
 pub(crate) async fn operate<T>(
     directory: &Path,
     does: impl AsyncFnOnce(&ClaimOperator) -> latchwork::claim::Result<T>,

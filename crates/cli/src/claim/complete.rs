@@ -14,7 +14,7 @@ pub(crate) async fn run(change: Change, directory: &Path, output: &mut Output<'_
     let status = claim.successful_state.clone();
     let lines = [
         format!("Entity {entity:?} is at {status:?}. Its action was not run."),
-        "After-effects are delivered when a program starts that has them.".into(),
+        "The next program that has the after-effects delivers them.".into(),
     ];
     change.tell(claim, status, &lines, output)
 }

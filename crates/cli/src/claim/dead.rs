@@ -1,4 +1,4 @@
-//! `latch claim dead`: after-effects that could not be delivered are listed, and delivered again.
+//! `latch claim dead`: lists after-effects that could not be delivered, and delivers them again.
 
 use std::path::Path;
 
@@ -12,33 +12,33 @@ use crate::claim::change::operate;
 use crate::claim::fields::DeadFields;
 use crate::output::{Output, Table, shortened};
 
-/// How many are read at once.
+/// The page size of reads.
 const PAGE: usize = 1000;
 
 #[derive(Subcommand)]
 pub(crate) enum Dead {
     /// Lists after-effects that could not be delivered.
     List(List),
-    /// Has an after-effect delivered again, as if it had never been tried, by the next program that has its handler.
+    /// Delivers an after-effect again, with its attempts reset. The next program that has its handler does it.
     Retry(Retry),
 }
 
 #[derive(Args)]
 pub(crate) struct List {
-    /// So many at the most.
+    /// Lists at most this many.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
     limit: u64,
-    /// All of them.
+    /// Lists all.
     #[arg(long, conflicts_with = "limit")]
     all: bool,
-    /// What comes after an earlier list: its `next`, which is a key.
+    /// Continues after an earlier list: its `next`, which is a key.
     #[arg(long, value_name = "KEY")]
     after: Option<String>,
 }
 
 #[derive(Args)]
 pub(crate) struct Retry {
-    /// The key, as `dead list` tells it.
+    /// The key, as `dead list` shows it.
     key: String,
 }
 
@@ -79,6 +79,6 @@ pub(crate) async fn retry(retry: Retry, directory: &Path, output: &mut Output<'_
     let key = retry.key.as_str();
     operate(directory, async |operator| operator.redeliver(key).await).await?;
     output.one(&json!({"key": key}), |text| {
-        text.line(format!("After-effect {key} is delivered again when a program starts that has its handler."));
+        text.line(format!("After-effect {key} is delivered again by the next program that has its handler."));
     })
 }

@@ -1,4 +1,4 @@
-//! `latch claim diagram`: a claim workflow as a Mermaid diagram. No data directory is needed.
+//! `latch claim diagram`: prints a claim workflow as a Mermaid diagram. It needs no data directory.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use crate::output::Output;
 
 #[derive(Args)]
 pub(crate) struct Diagram {
-    /// The file.
+    /// The configuration file.
     file: PathBuf,
     /// The workflow, if the file has several.
     #[arg(long)]
@@ -21,13 +21,13 @@ pub(crate) fn run(diagram: &Diagram, output: &mut Output<'_>) -> Result<()> {
     let file = diagram.file.display();
     let checked = read(&diagram.file)?;
     if let Some(finding) = checked.findings.iter().find(|finding| !finding.rule.is_warning()) {
-        bail!("{file}:{finding}\nlatch claim validate {file} tells everything that is wrong");
+        bail!("{file}:{finding}\nrun latch claim validate {file} to see everything that is wrong");
     }
     let is_asked = |name: &str| diagram.workflow.as_deref().is_none_or(|asked| asked == name);
     let mut asked = checked.workflows.iter().filter(|workflow| is_asked(&workflow.name));
     let (Some(workflow), None) = (asked.next(), asked.next()) else {
         let names: Vec<&str> = checked.workflows.iter().map(|workflow| workflow.name.as_str()).collect();
-        bail!("say which workflow with --workflow; {file} has {}", names.join(", "));
+        bail!("choose a workflow with --workflow; {file} has {}", names.join(", "));
     };
     let drawn = workflow.diagram();
     output.one(&drawn, |text| drawn.lines().for_each(|line| text.line(line)))

@@ -1,5 +1,4 @@
-//! What is told of claims: the fields of their JSON, which stay what they are, and the words for people. docs/cli.md
-//! lists the fields.
+//! The fields of claims in JSON, which are stable, and the words for people. docs/cli.md lists the fields.
 
 use std::time::Duration;
 
@@ -23,16 +22,16 @@ pub(crate) struct ClaimFields {
     pub(crate) revert_to: String,
     pub(crate) successful_state: String,
     pub(crate) token: u64,
-    /// How often the action was begun.
+    /// How often the action has begun.
     pub(crate) attempts: u32,
-    /// The session or the execution.
+    /// The session or the execution that holds the claim.
     pub(crate) owner: String,
     pub(crate) requester: String,
     pub(crate) actor: Option<String>,
     pub(crate) since: Time,
     /// `None` for an execution.
     lease_left_ms: Option<u64>,
-    /// Why an operator has to look at it.
+    /// Why an operator must look at it.
     pub(crate) needs_review: Option<String>,
 }
 
@@ -59,14 +58,14 @@ impl ClaimFields {
         }
     }
 
-    /// As `the claim on entity "i-7" (step "pay" of workflow "invoice", token 2, 3m 2s ago)`.
+    /// For example `the claim on entity "i-7" (step "pay" of workflow "invoice", token 2, 3m 2s ago)`.
     pub(crate) fn words(&self, now: Timestamp) -> String {
         let ClaimFields { entity, workflow, step, token, .. } = self;
         let since = self.since.relative_to(now);
         format!("the claim on entity {:?} (step {step:?} of workflow {workflow:?}, token {token}, {since})", &**entity)
     }
 
-    /// Who holds it, or that a person has to look.
+    /// The holder, or that the claim needs review.
     pub(crate) fn holder(&self) -> String {
         match &self.needs_review {
             Some(_) => "needs review".into(),
@@ -84,7 +83,7 @@ impl ClaimFields {
     }
 }
 
-/// What a claim workflow has done to an entity.
+/// One change that a claim workflow made to an entity.
 #[derive(Debug, Serialize)]
 pub(crate) struct TransitionFields {
     /// `done`, `released`, `needs_review` or `retried`.
@@ -148,7 +147,7 @@ pub(crate) struct DeadFields {
     transition_at: Time,
     pub(crate) attempts: u32,
     pub(crate) error: String,
-    /// When it was tried last, about.
+    /// The approximate time of the last attempt.
     pub(crate) at: Time,
 }
 

@@ -9,21 +9,21 @@ use latchwork::store::Timestamp;
 use crate::claim::fields::ClaimFields;
 use crate::output::{Cell, Format, Output, Table, Tone, shortened};
 
-/// How many are read at once.
+/// The page size of reads.
 const PAGE: usize = 1000;
 
 #[derive(Args)]
 pub(crate) struct List {
-    /// Only claims that an operator has to look at.
+    /// Only claims that need review.
     #[arg(long)]
     needs_review: bool,
-    /// So many at the most.
+    /// Lists at most this many.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
     limit: u64,
-    /// All of them.
+    /// Lists all.
     #[arg(long, conflicts_with = "limit")]
     all: bool,
-    /// What comes after an earlier list: its `next`, which is an entity.
+    /// Continues after an earlier list: its `next`, which is an entity.
     #[arg(long, value_name = "ENTITY")]
     after: Option<String>,
 }
@@ -47,7 +47,7 @@ pub(crate) async fn run(list: List, claims: &StoredClaims, now: Timestamp, outpu
             break;
         }
         if output.format() == Format::Jsonl {
-            // However many there are, not all of them have to be in memory.
+            // Each page is written at once, so that a long list does not fill memory.
             found.drain(..).try_for_each(|claim| output.line(&claim))?;
         }
     }

@@ -1,4 +1,4 @@
-//! `latch claim retry`: has the action of a claim that needs review run again. The next program that has it runs it.
+//! `latch claim retry`: makes the next program that has the action run it again, for a claim that needs review.
 
 use std::path::Path;
 
@@ -8,10 +8,10 @@ use crate::claim::change::{Change, operate};
 use crate::output::Output;
 
 pub(crate) async fn run(change: Change, directory: &Path, output: &mut Output<'_>) -> Result<()> {
-    let (claim, _) = change.look(directory, "Run the action again of").await?;
+    let (claim, _) = change.look(directory, "Run the action again for").await?;
     let (entity, actor, reason) = (change.entity.as_str(), change.actor.as_str(), change.reason.as_str());
     operate(directory, async |operator| operator.retry(entity, actor, reason).await).await?;
     let (status, action) = (claim.claim_into.clone(), claim.action.clone().unwrap_or_default());
-    let line = format!("Action {action:?} runs again for entity {entity:?} when a program starts that has it.");
+    let line = format!("The next program that has action {action:?} runs it again for entity {entity:?}.");
     change.tell(claim, status, &[line], output)
 }

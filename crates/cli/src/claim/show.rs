@@ -1,4 +1,4 @@
-//! `latch claim show`: the claim on an entity, and what claim workflows have done to the entity.
+//! `latch claim show`: the claim on an entity, and the changes that claim workflows made to the entity.
 
 use anyhow::Result;
 use clap::Args;
@@ -13,7 +13,7 @@ use crate::output::{Exit, Output, Problem, Table, Text};
 pub(crate) struct Show {
     /// The entity's id.
     entity: String,
-    /// How much of the history is shown: what happened last.
+    /// Shows this many of the last changes in the history.
     #[arg(long, default_value_t = 10, value_name = "N")]
     events: u32,
 }
@@ -28,7 +28,7 @@ struct Shown {
 pub(crate) async fn run(show: Show, claims: &StoredClaims, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
     let entity = show.entity;
     let claim = claims.get(entity.as_str()).await?.map(ClaimFields::of);
-    // One is read in any case: it tells whether there is anything to show.
+    // At least one is read, because an entity without a claim and a history is not found.
     let history = claims.history(entity.as_str(), show.events.max(1) as usize).await?;
     if claim.is_none() && history.is_empty() {
         let message = format!("entity {entity:?} has no claim, and no claim workflow has changed it");
@@ -72,7 +72,7 @@ fn tell_claim(claim: &ClaimFields, now: Timestamp, text: &mut Text) {
     let actor = claim.actor.as_ref().map_or(String::new(), |actor| format!(" ({actor})"));
     let (since, times) = (claim.since.relative_to(now), if claim.attempts == 1 { "time" } else { "times" });
     text.line(format!(
-        "Action {action:?} was begun {} {times} for {}{actor}, {since}; the token is {}.",
+        "Action {action:?} has begun {} {times} for {}{actor}, {since}; the token is {}.",
         claim.attempts, claim.requester, claim.token
     ));
     match &claim.needs_review {

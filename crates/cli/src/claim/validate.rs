@@ -1,4 +1,4 @@
-//! `latch claim validate`: everything that is wrong with configurations. No data directory is needed.
+//! `latch claim validate`: reports everything that is wrong with configurations. It needs no data directory.
 
 use std::path::PathBuf;
 
@@ -12,12 +12,12 @@ use crate::output::{Cell, Output, Table, Tone};
 
 #[derive(Args)]
 pub(crate) struct Validate {
-    /// The files.
+    /// The configuration files.
     #[arg(required = true)]
     files: Vec<PathBuf>,
 }
 
-/// A finding and the file it is in.
+/// A finding and its file.
 #[derive(Serialize)]
 struct Found {
     file: String,

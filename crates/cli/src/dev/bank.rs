@@ -1,4 +1,4 @@
-//! What the demonstration does: accounts, transfers between them, and a ledger that tells how often each was done.
+//! The accounts of the demonstration, the transfers between them, and a ledger that records how often each was done.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,34 +16,34 @@ use crate::dev::Dev;
 
 pub(crate) const WORKFLOW: &str = "demo-transfer";
 
-/// What is on each account at the beginning.
+/// The balance of each account at the beginning.
 const OPENING: u64 = 1000;
 
-/// How many may call the vendor at once.
+/// How many calls of the vendor may run at once.
 pub(crate) const VENDOR: u32 = 3;
 
-/// How many entities are read at once.
+/// The page size of reads.
 const PAGE: usize = 1000;
 
-/// A demonstration, as it is kept in the store.
+/// A demonstration, as it is stored.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Demo {
-    /// Its number among those in this directory.
+    /// Its number among the demonstrations in this directory.
     pub(crate) round: u32,
     pub(crate) transfers: u32,
     pub(crate) accounts: u32,
-    /// One that was begun before there were invoices has none.
+    /// Demonstrations of older versions have no invoices.
     #[serde(default)]
     pub(crate) invoices: u32,
     /// How often it was started.
     pub(crate) starts: u32,
     is_complete: bool,
-    /// Whoever has begun it, if it was somebody who kills it and starts it again.
+    /// The id of the parent process's run that began it, if `--crash-every` was used.
     worker: Option<String>,
 }
 
 impl Demo {
-    /// The demonstration to go on with, or a new one; and whether it is complete.
+    /// Returns the demonstration to continue, or a new one, and whether it is complete.
     pub(crate) async fn begin(engine: &Engine, dev: &Dev) -> Result<(Demo, bool)> {
         let slot = engine.states().global().slot::<Demo>("demo");
         let found = slot.get().await?;
@@ -65,14 +65,14 @@ impl Demo {
         Ok((demo, false))
     }
 
-    /// All of its transfers have ended.
+    /// Records that all transfers have ended.
     pub(crate) async fn end(&self, engine: &Engine) -> Result<()> {
         let complete = Demo { is_complete: true, ..self.clone() };
         engine.states().global().slot("demo").set(complete).await?;
         Ok(())
     }
 
-    /// What the transfers of this round are tagged with.
+    /// The tag of the transfers of this round.
     pub(crate) fn tag(&self) -> String {
         format!("round-{}", self.round)
     }
@@ -85,12 +85,12 @@ impl Demo {
         }
     }
 
-    /// What is on all accounts together.
+    /// The sum of all balances.
     pub(crate) fn sum(&self) -> u64 {
         u64::from(self.accounts) * OPENING
     }
 
-    /// A transfer: the same one for the same number.
+    /// The transfer of this number. It is always the same for the same number.
     pub(crate) fn transfer(&self, number: u32) -> Transfer {
         let chance = xxh3_64(&[self.round.to_be_bytes(), number.to_be_bytes()].concat());
         let from = (chance % u64::from(self.accounts)) as u32;
@@ -116,15 +116,15 @@ struct Account {
     balance: u64,
 }
 
-/// What is recorded of a transfer.
+/// The ledger's entry of a transfer.
 #[derive(Debug, Serialize, Deserialize)]
 struct Entry {
     number: u32,
     from: u32,
     to: u32,
-    /// How much was moved, all in all.
+    /// The amount that was moved, in total.
     amount: u64,
-    /// How often money was moved for it, and how often that was booked.
+    /// How often money was moved for it, and how often it was booked.
     moves: u32,
     bookings: u32,
 }
@@ -152,7 +152,7 @@ pub(crate) fn transfer() -> Workflow<Transfer, u64> {
         let first = ctx.mutex(format!("account-{first:02}")).acquire().await?;
         let second = ctx.mutex(format!("account-{second:02}")).acquire().await?;
         let permit = ctx.semaphore("vendor", VENDOR).acquire().await?;
-        // However often it is killed meanwhile, it asks again.
+        // The step has no limit of attempts, so kills do not make it fail.
         ctx.run("ask the vendor", async || vendor().await).retry(Retry::exponential()).await?;
         permit.release().await?;
         let moved = ctx.transaction("move the money", |tx| move_money(tx, transfer.clone())).await?;
@@ -164,7 +164,7 @@ pub(crate) fn transfer() -> Workflow<Transfer, u64> {
     })
 }
 
-/// Somebody else's service, which takes its time.
+/// A slow service outside of the process. It fails if too many calls run at once.
 async fn vendor() -> Result<u64, Failure> {
     let env = Env::system();
     let took = 50 + env.random() % 101;
@@ -172,16 +172,16 @@ async fn vendor() -> Result<u64, Failure> {
     env.sleep(Duration::from_millis(took)).await;
     match visit.with {
         ..=VENDOR => Ok(took),
-        with => Err(Failure::new(format!("{with} were at the vendor's at once")).not_retryable()),
+        with => Err(Failure::new(format!("{with} calls of the vendor ran at once")).not_retryable()),
     }
 }
 
-/// One who is at the vendor's, and how many were there when it came.
+/// A call of the vendor, and how many calls ran when it began.
 struct Visit {
     with: u32,
 }
 
-/// How many are at the vendor's.
+/// How many calls of the vendor run now.
 static VISITS: AtomicU32 = AtomicU32::new(0);
 
 impl Visit {
@@ -197,10 +197,10 @@ impl Drop for Visit {
 }
 
 fn missing(what: &str) -> Failure {
-    Failure::new(format!("{what} is not there")).not_retryable()
+    Failure::new(format!("{what} does not exist")).not_retryable()
 }
 
-/// Moves what is there, and records it.
+/// Moves the money, as far as the balance allows, and records it.
 async fn move_money(tx: Tx, transfer: Transfer) -> Result<u64, Failure> {
     let Transfer { round, number, from, to, amount } = transfer;
     let (from_id, to_id, id) = (account(round, from), account(round, to), entry(round, number));
@@ -218,7 +218,7 @@ async fn move_money(tx: Tx, transfer: Transfer) -> Result<u64, Failure> {
             let entry = Entry { number, from, to, amount, moves: 1, bookings: 0 };
             tx.add(Add::new(entries(round)).id(id).data(&entry));
         }
-        // It must not be. If it is, it is counted.
+        // This must never happen. If it does, the ledger counts it.
         Some(found) => {
             let mut entry: Entry = found.parse()?;
             (entry.amount, entry.moves) = (entry.amount + amount, entry.moves + 1);
@@ -242,15 +242,15 @@ pub(crate) struct Bank<'a> {
     entities: &'a Entities,
 }
 
-/// What was found when all was done.
+/// The counts at the end.
 #[derive(Debug, Serialize)]
 pub(crate) struct Verdict {
     pub(crate) sum: u64,
     pub(crate) expected: u64,
-    /// Transfers of which a part was not done, or was done more than once.
+    /// Transfers that were done in part or not at all, or more than once.
     pub(crate) lost: u32,
     pub(crate) doubled: u32,
-    /// Accounts that do not hold what the ledger says.
+    /// Accounts whose balance does not agree with the ledger.
     pub(crate) wrong_accounts: u32,
 }
 
@@ -265,7 +265,7 @@ impl<'a> Bank<'a> {
         Bank { demo, entities }
     }
 
-    /// Opens all accounts, those that are not open already.
+    /// Opens all accounts that are not open yet.
     pub(crate) async fn open(&self) -> Result<()> {
         let round = self.demo.round;
         let add = |number| {
@@ -276,14 +276,14 @@ impl<'a> Bank<'a> {
         Ok(())
     }
 
-    /// What is on all accounts at one moment.
+    /// The sum of all accounts at one moment.
     pub(crate) async fn sum(&self) -> Result<u64> {
         let view = self.entities.now().await?;
         let found: Vec<Account> = all(&view, &accounts(self.demo.round)).await?;
         Ok(found.iter().map(|account| account.balance).sum())
     }
 
-    /// The transfers that are done, by the ledger.
+    /// The transfers that are done according to the ledger.
     pub(crate) async fn booked(&self) -> Result<HashSet<u32>> {
         let view = self.entities.now().await?;
         let entries: Vec<Entry> = all(&view, &entries(self.demo.round)).await?;
@@ -298,8 +298,8 @@ impl<'a> Bank<'a> {
         let mut expected: BTreeMap<u32, i128> =
             (0..self.demo.accounts).map(|number| (number, i128::from(OPENING))).collect();
         for Entry { from, to, amount, .. } in &ledger {
-            *expected.get_mut(from).context("the ledger names an account that is not there")? -= i128::from(*amount);
-            *expected.get_mut(to).context("the ledger names an account that is not there")? += i128::from(*amount);
+            *expected.get_mut(from).context("the ledger names an account that does not exist")? -= i128::from(*amount);
+            *expected.get_mut(to).context("the ledger names an account that does not exist")? += i128::from(*amount);
         }
         let balances: BTreeMap<u32, i128> =
             found.iter().map(|account| (account.number, i128::from(account.balance))).collect();
@@ -318,7 +318,7 @@ impl<'a> Bank<'a> {
     }
 }
 
-/// All entities of a type, at the view's moment.
+/// All entities of a type, at the moment of the view.
 pub(crate) async fn all<T: DeserializeOwned>(view: &EntityView, kind: &str) -> Result<Vec<T>> {
     let (mut all, mut query) = (Vec::new(), Query::of(kind).limit(PAGE));
     loop {

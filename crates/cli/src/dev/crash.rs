@@ -1,4 +1,4 @@
-//! Kills the demonstration and starts it again, until it ends by itself. The one who does that has nothing open.
+//! Kills the demonstration and starts it again until it ends by itself. This process does not open the directory.
 
 use std::io::Read;
 use std::path::Path;
@@ -12,27 +12,27 @@ use latchwork::store::Env;
 use crate::dev::Dev;
 use crate::output::{Exit, Format, Problem};
 
-/// It has to come to something between two deaths.
+/// The demonstration must make progress between two kills.
 const SHORTEST: Duration = Duration::from_millis(100);
 
-/// How often it is looked whether it has ended.
+/// How often to check whether the demonstration has ended.
 const LOOK: Duration = Duration::from_millis(10);
 
 pub(crate) async fn run(dev: &Dev, every: Duration, directory: &Path, format: Format) -> Result<()> {
     if every < SHORTEST {
-        return Err(Problem::new(Exit::Usage, "--crash-every: less than 100ms is no time to live").into());
+        return Err(Problem::new(Exit::Usage, "--crash-every: must be at least 100ms").into());
     }
     let env = Env::system();
     let worker = env.uuid().to_string();
     for kills in 0_u32.. {
         let mut child = start(dev, &worker, directory, format)?;
-        // Half of the time at the least, and one and a half at the most; longer after many, so that it ends.
+        // A random life of 50% to 150% of the time. It grows after many kills, so that the demonstration ends.
         let life = every.mul_f64(0.5 + (env.random() % 1000) as f64 / 1000.0).mul_f64(1.0 + f64::from(kills / 200));
         if let Some(status) = ended_within(&mut child, life, &env).await? {
             return ended(status);
         }
         child.kill().context("cannot kill the demonstration")?;
-        // It may have ended by itself in that moment.
+        // The process may have ended by itself in that moment.
         let status = child.wait()?;
         if status.code().is_some() {
             return ended(status);
@@ -56,7 +56,7 @@ fn start(dev: &Dev, worker: &str, directory: &Path, format: Format) -> Result<Ch
     if dev.fresh {
         command.arg("--fresh");
     }
-    // Its standard input ends with this process, and it with that.
+    // The child's standard input closes when this process ends, and then the child ends, too.
     command.stdin(Stdio::piped()).spawn().context("cannot start the demonstration")
 }
 
@@ -71,16 +71,16 @@ async fn ended_within(child: &mut Child, life: Duration, env: &Env) -> Result<Op
     Ok(None)
 }
 
-/// It has told everything itself; its exit code is this one's.
+/// Ends with the child's exit code. The child has printed the result.
 fn ended(status: ExitStatus) -> Result<()> {
     match status.code() {
         Some(0) => Ok(()),
         Some(code) => std::process::exit(code),
-        None => Err(Problem::new(Exit::Failed, format!("somebody else has killed the demonstration: {status}")).into()),
+        None => Err(Problem::new(Exit::Failed, format!("the demonstration was killed from outside: {status}")).into()),
     }
 }
 
-/// Ends this process when the one that has started it does.
+/// Ends this process when its parent ends.
 pub(crate) fn end_with_parent() {
     std::thread::spawn(|| {
         let mut rest = Vec::new();

@@ -1,4 +1,4 @@
-//! How the demonstration goes: redrawn in place on a terminal, and a line a second otherwise.
+//! The progress of the demonstration: redrawn in place on a terminal, and otherwise one line a second.
 
 use std::io::{IsTerminal, Write};
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::dev::invoices::CLIENTS;
 use crate::dev::{Tally, hint};
 use crate::output::plain;
 
-/// How it is at a moment.
+/// The state of the demonstration at one moment.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Frame {
     pub(crate) at: Duration,
@@ -26,15 +26,15 @@ pub(crate) struct Frame {
     pub(crate) expected: u64,
     pub(crate) invoices: u32,
     pub(crate) paid: u32,
-    /// Of this process: bodies of payments that were begun, and clients that were refused.
+    /// In this process: bodies of payments that have begun, and clients that were refused.
     pub(crate) bodies: u32,
     pub(crate) refused: u32,
-    /// How many commits there were since the store was opened.
+    /// How many commits were applied since the store was opened.
     pub(crate) commits: u64,
 }
 
 impl Frame {
-    /// How the invoices are, if there are any.
+    /// The progress of the invoices, if there are any.
     fn paid(&self) -> String {
         let Frame { invoices, paid, bodies, refused, .. } = self;
         match invoices {
@@ -48,10 +48,10 @@ impl Frame {
 }
 
 pub(crate) struct Display {
-    /// Whether anything is to be told.
+    /// False if only JSON is printed.
     is_shown: bool,
     terminal: bool,
-    /// How many lines are to be drawn over.
+    /// How many lines the next frame overwrites.
     lines: usize,
     last: Option<(Duration, u64)>,
 }
@@ -80,19 +80,19 @@ impl Display {
         Ok(())
     }
 
-    /// A line that stays.
+    /// Prints a line that stays.
     pub(crate) fn say(&mut self, line: &str) -> Result<()> {
         self.lines = 0;
         self.write(&format!("{}\n", plain(line)))
     }
 
-    /// What is said first, in lines that a terminal of 80 columns holds. With a directory, also how to kill this
-    /// process and to look at what it leaves there.
+    /// Prints the introduction, in lines of at most 80 columns. With a directory, it also says how to kill this process
+    /// and how to look at the data in the directory.
     pub(crate) fn begin(&mut self, demo: &Demo, tally: &Tally, directory: Option<&Path>) -> Result<()> {
         if demo.starts == 1 {
             let Demo { transfers, accounts, .. } = demo;
             self.say(&format!("{transfers} transfers between {accounts} accounts, each under the locks of both;"))?;
-            self.say(&format!("at most {VENDOR} of them are at the vendor's at once."))?;
+            self.say(&format!("at most {VENDOR} of them call the vendor at once."))?;
             if demo.invoices > 0 {
                 self.say(&format!("{} invoices, and {CLIENTS} clients that race to pay each of them.", demo.invoices))?;
             }
@@ -108,15 +108,15 @@ impl Display {
         }
         let Some(directory) = directory else { return Ok(()) };
         let pid = std::process::id();
-        self.say(&format!("Kill it whenever you like (kill -9 {pid}), and start it again:"))?;
-        self.say("it goes on where it was. While it is dead, look at what it left:")?;
+        self.say(&format!("Kill it at any time (kill -9 {pid}), and start it again:"))?;
+        self.say("it continues where it was. While it is dead, look at its data:")?;
         for look in ["lock list --held", "claim list", "workflow list"] {
             self.say(&format!("  {}", hint(directory, look)))?;
         }
         self.say("")
     }
 
-    /// Draws how it is now.
+    /// Draws a frame.
     pub(crate) fn frame(&mut self, frame: &Frame) -> Result<()> {
         let rate = self.last.replace((frame.at, frame.commits)).map(|(at, commits)| {
             let seconds = frame.at.saturating_sub(at).as_secs_f64().max(0.001);
@@ -128,7 +128,7 @@ impl Display {
         let states =
             format!("{running} running, {locked} waiting for a lock, {asleep} asleep, {done} of {transfers} done");
         let held = match sum == expected {
-            true => format!("{accounts} accounts hold {sum}, as ever"),
+            true => format!("{accounts} accounts hold {sum}, as always"),
             false => format!("{accounts} accounts hold {sum}, AND SHOULD HOLD {expected}"),
         };
         let paid = frame.paid();
@@ -145,7 +145,7 @@ impl Display {
         self.write(&format!("{over}{bar} {}%\n{states}{parked}\n{rate}, {held}\n{paid}", done * 100 / transfers))
     }
 
-    /// What was drawn last stays.
+    /// Keeps the last frame on the screen.
     pub(crate) fn end(&mut self) -> Result<()> {
         self.lines = 0;
         self.write("\n")

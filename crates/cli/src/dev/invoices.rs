@@ -1,5 +1,5 @@
-//! The invoices of the demonstration: clients race to pay each of them, the claim lets one of them do it, and the
-//! payments tell at the end that none was paid twice.
+//! The invoices of the demonstration. Clients race to pay each invoice, the claim lets only one of them do it, and the
+//! payments prove at the end that no invoice was paid twice.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,10 +22,10 @@ const STEP: &str = "apply_payment";
 /// How many clients race for each invoice.
 pub(crate) const CLIENTS: u32 = 5;
 
-/// How long after each other the races begin.
+/// The time between the begins of two races.
 const APART: Duration = Duration::from_millis(300);
 
-/// How long until the next race for an invoice that was not paid, such as one that is not reverted yet.
+/// The time until the next race for an invoice that was not paid, for example because its claim is not reverted yet.
 const AGAIN: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -41,7 +41,7 @@ struct Payment {
     amount: u64,
 }
 
-/// What this process has counted.
+/// The counts of this process.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     paid: AtomicU32,
@@ -63,13 +63,13 @@ impl Counts {
     }
 }
 
-/// What was found when all was done.
+/// The counts at the end.
 #[derive(Debug, Serialize)]
 pub(crate) struct Paid {
     pub(crate) invoices: u32,
     /// Invoices that are at `paid`.
     pub(crate) paid: u32,
-    /// All payments there are.
+    /// All payments.
     pub(crate) payments: u32,
     /// Invoices with more than one payment.
     pub(crate) paid_twice: u32,
@@ -105,7 +105,7 @@ pub(crate) struct Invoices {
 }
 
 impl Invoices {
-    /// Starts the claims. Those of a process that was killed are reverted by that.
+    /// Starts the claims, which reverts the claims of a killed process.
     pub(crate) async fn open(demo: &Demo, engine: &Engine) -> Result<Invoices> {
         let workflow = ClaimWorkflow::new(WORKFLOW, "demo", invoices(demo.round))
             .statuses(["sent", "applying_payment", "paid"])
@@ -133,14 +133,14 @@ impl Invoices {
         &self.counts
     }
 
-    /// The numbers of those that are not paid.
+    /// The numbers of the unpaid invoices.
     pub(crate) async fn unpaid(&self) -> Result<Vec<u32>> {
         let found: Vec<Invoice> = all(&self.entities.now().await?, &invoices(self.demo.round)).await?;
         let unpaid = found.into_iter().filter(|invoice| invoice.status != "paid");
         Ok(unpaid.map(|invoice| invoice.number).collect())
     }
 
-    /// Has clients race to pay an invoice until it is paid; `place` is how many races begin before.
+    /// Lets clients race to pay an invoice until it is paid. `place` is the number of races that begin before.
     pub(crate) async fn race(self, number: u32, place: u32) -> Result<()> {
         let env = self.entities.store().env().clone();
         env.sleep(APART * place).await;
@@ -161,7 +161,7 @@ impl Invoices {
         }
     }
 
-    /// One client's request. Gives whether it has paid the invoice.
+    /// One client's request. Returns true if it has paid the invoice.
     async fn pay(self, id: EntityId, client: u32) -> Result<bool> {
         let fire = self.claims.fire(WORKFLOW, STEP, id).by("client").actor(format!("client {client}"));
         match fire.await {
@@ -177,7 +177,7 @@ impl Invoices {
     }
 }
 
-/// A bank that takes its time; then the payment lands with the status of the invoice.
+/// Calls a slow bank. Then one commit adds the payment and sets the status of the invoice.
 async fn apply_payment(ctx: ActionCtx, round: u32) -> Result<Outcome, std::io::Error> {
     let env = Env::system();
     env.sleep(Duration::from_millis(50 + env.random() % 101)).await;

@@ -1,5 +1,4 @@
-//! What is told of locks: the fields of their JSON, which stay what they are, and the words for people. docs/cli.md
-//! lists the fields.
+//! The fields of locks in JSON, which are stable, and the words for people. docs/cli.md lists the fields.
 
 use latchwork::lock::{ForcedRelease, LockKind, LockName, LockScope, LockState, LockSummary, Owner, Requested};
 use latchwork::store::{Timestamp, Uuid};
@@ -8,13 +7,13 @@ use serde::Serialize;
 
 use crate::time::Time;
 
-/// Which lock.
+/// The name of a lock and its scope.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct NameFields {
     pub(crate) name: String,
     /// The workflow whose executions share it.
     workflow: Option<String>,
-    /// The execution that shares it with its children.
+    /// The execution that shares it with its descendants.
     tree: Option<ExecutionId>,
 }
 
@@ -29,7 +28,7 @@ impl NameFields {
         NameFields { name: lock.name.clone(), workflow, tree }
     }
 
-    /// Who shares it.
+    /// The scope, for people.
     pub(crate) fn scope(&self) -> String {
         match (&self.workflow, &self.tree) {
             (Some(workflow), _) => format!("workflow {workflow}"),
@@ -38,7 +37,7 @@ impl NameFields {
         }
     }
 
-    /// As `lock "account-42" of workflow "order"`.
+    /// For example `lock "account-42" of workflow "order"`.
     pub(crate) fn words(&self) -> String {
         match (&self.workflow, &self.tree) {
             (Some(workflow), _) => format!("lock {:?} of workflow {workflow:?}", self.name),
@@ -55,11 +54,11 @@ pub(crate) struct LockFields {
     pub(crate) name: NameFields,
     /// `mutex`, `semaphore` or `read_write`.
     kind: &'static str,
-    /// How many may have it at once; `None` if any number of readers.
+    /// How many permits the lock has; `None` for a read-write lock.
     permits: Option<u32>,
-    /// How many permits are taken; a writer counts as one.
+    /// How many permits are held; a writer counts as one.
     used: u32,
-    /// Whether somebody has it alone.
+    /// True if the holder excludes all others.
     exclusive: bool,
     pub(crate) waiting: u64,
 }
@@ -85,7 +84,7 @@ impl LockFields {
         LockFields::new(&lock.name, lock.kind, lock.used, lock.waiting)
     }
 
-    /// As `semaphore of 3`.
+    /// For example `semaphore of 3`.
     pub(crate) fn kind(&self) -> String {
         match (self.kind, self.permits) {
             ("semaphore", Some(permits)) => format!("semaphore of {permits}"),
@@ -94,7 +93,7 @@ impl LockFields {
         }
     }
 
-    /// As `2 of 3`.
+    /// For example `2 of 3`.
     pub(crate) fn held(&self) -> String {
         match (self.permits, self.used) {
             (_, 0) => "free".into(),
@@ -107,12 +106,12 @@ impl LockFields {
     }
 }
 
-/// Who holds a lock, or waits for it.
+/// A holder or a waiter of a lock.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct OwnerFields {
     pub(crate) execution: Option<ExecutionId>,
     session: Option<Uuid>,
-    /// What the session is called.
+    /// The label of the session.
     label: Option<String>,
 }
 
@@ -127,13 +126,13 @@ impl OwnerFields {
         OwnerFields { execution, session, label: label.map(Into::into) }
     }
 
-    /// As `execution "order-7"`.
+    /// For example `execution "order-7"`.
     pub(crate) fn words(&self) -> String {
         match (&self.execution, &self.session, &self.label) {
             (Some(id), ..) => format!("execution {:?}", &**id),
             (_, Some(id), Some(label)) if !label.is_empty() => format!("session {label:?} ({id})"),
             (_, Some(id), _) => format!("session {id}"),
-            _ => "somebody".into(),
+            _ => "an unknown owner".into(),
         }
     }
 }
@@ -146,13 +145,13 @@ pub(crate) struct RequestFields {
     /// How many permits; a writer counts as one.
     permits: u32,
     exclusive: bool,
-    /// Since when it waits or has waited.
+    /// The time of the request.
     pub(crate) since: Time,
     pub(crate) granted_at: Option<Time>,
-    /// How many are before it.
+    /// The position in the queue, from 0.
     pub(crate) position: Option<u64>,
     lease_renewed_at: Option<Time>,
-    /// When the session's lease ends if it is not renewed.
+    /// When the session expires if it is not renewed.
     lease_until: Option<Time>,
 }
 
@@ -172,7 +171,7 @@ impl RequestFields {
         }
     }
 
-    /// How many permits, or as what.
+    /// How many permits, or whether to read or to write.
     pub(crate) fn share(&self, lock: &LockFields) -> String {
         match (lock.permits, self.exclusive) {
             (None, true) => "to write".into(),
@@ -189,7 +188,7 @@ impl RequestFields {
         }
     }
 
-    /// As `execution "order-7" (token 12, for 3m 2s)`.
+    /// For example `execution "order-7" (token 12, for 3m 2s)`.
     pub(crate) fn words(&self, now: Timestamp) -> String {
         let since = self.granted_at.unwrap_or(self.since).relative_to(now);
         let since = since.strip_suffix(" ago").map_or(since.clone(), |long| format!("for {long}"));
@@ -202,7 +201,7 @@ pub(crate) struct ForcedFields {
     #[serde(flatten)]
     pub(crate) owner: OwnerFields,
     pub(crate) token: u64,
-    /// Whether it was held, and not only waited for.
+    /// True if it was held; false if it was waited for.
     pub(crate) was_held: bool,
     pub(crate) at: Time,
     pub(crate) reason: String,

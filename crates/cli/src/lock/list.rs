@@ -8,23 +8,23 @@ use crate::lock::Scope;
 use crate::lock::fields::LockFields;
 use crate::output::{Cell, Format, Output, Table, Tone};
 
-/// How many are read at once.
+/// The page size of reads.
 const PAGE: usize = 1000;
 
 #[derive(Args)]
 pub(crate) struct List {
     #[command(flatten)]
     scope: Scope,
-    /// Only locks that somebody holds.
+    /// Only locks that are held.
     #[arg(long)]
     held: bool,
-    /// So many at the most.
+    /// Lists at most this many.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
     limit: u64,
-    /// All of them.
+    /// Lists all.
     #[arg(long, conflicts_with = "limit")]
     all: bool,
-    /// What comes after an earlier list: its `next`, or the name of a lock.
+    /// Continues after an earlier list: its `next`, or the name of a lock.
     #[arg(long, value_name = "NAME")]
     after: Option<String>,
 }
@@ -49,7 +49,7 @@ pub(crate) async fn run(list: List, locks: &StoredLocks, output: &mut Output<'_>
             break;
         }
         if output.format() == Format::Jsonl {
-            // However many there are, not all of them have to be in memory.
+            // Each page is written at once, so that a long list does not fill memory.
             found.drain(..).try_for_each(|lock| output.line(&lock))?;
         }
     }
@@ -74,7 +74,7 @@ fn table(found: &[LockFields]) -> Table {
     table
 }
 
-/// A lock as the place where a list goes on: its name, after its scope if it has one.
+/// A lock as the cursor of a list: its name, after its scope if it has one.
 fn written(lock: &LockName) -> String {
     let part = |text: &str| text.replace('%', "%25").replace('/', "%2F");
     match &lock.scope {
@@ -84,7 +84,7 @@ fn written(lock: &LockName) -> String {
     }
 }
 
-/// What [`written`] has written, or the plain name of a lock of this scope.
+/// Reads a cursor of [`written`], or the plain name of a lock of this scope.
 fn read(text: &str, scope: Option<&LockScope>) -> LockName {
     let part = |text: &str| text.replace("%2F", "/").replace("%25", "%");
     let parts: Vec<&str> = text.split('/').collect();
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_goes_on_where_it_was() {
+    fn a_list_continues_after_its_cursor() {
         for name in ["a", "a/b", "workflow/a/b", "50%", "%2F", "a%2Fb/", "/"] {
             for lock in [LockName::global(name), LockName::of_workflow(name, "x"), LockName::of_tree("x", name)] {
                 assert_eq!(read(&written(&lock), None), lock, "{}", written(&lock));

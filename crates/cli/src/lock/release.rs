@@ -1,5 +1,5 @@
-//! `latch lock release`: has somebody let go of a lock, by an engine that runs nothing. Who is next is recorded so, and
-//! goes on when an engine starts that runs it.
+//! `latch lock release`: forces the release of a lock, through an engine that runs nothing. The next request is granted
+//! in the store, and its execution continues when an engine starts that has the workflow.
 
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::Path;
@@ -21,13 +21,13 @@ pub(crate) struct Release {
     name: String,
     #[command(flatten)]
     scope: Scope,
-    /// The token under which it is held, or waited for.
+    /// The token of the holder or the waiter.
     #[arg(long, value_name = "N")]
     token: u64,
-    /// Why: it stays in the lock's history.
+    /// The reason, which stays in the lock's history.
     #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     reason: String,
-    /// Does not ask.
+    /// Does not ask for confirmation.
     #[arg(long)]
     yes: bool,
 }
@@ -36,16 +36,16 @@ pub(crate) struct Release {
 struct Released {
     #[serde(flatten)]
     lock: NameFields,
-    /// Whose request it was, as it was before.
+    /// The request before the release.
     released: RequestFields,
     reason: String,
-    /// Who was given the lock by that.
+    /// The requests that the release granted.
     granted: Vec<RequestFields>,
     /// How many wait now.
     waiting: u64,
 }
 
-/// Who is to let go, as the lock is now.
+/// Returns the request as it is now. Asks for confirmation at a terminal, unless `--yes` is given.
 pub(crate) async fn look(release: &Release, locks: &StoredLocks, now: Timestamp) -> Result<RequestFields> {
     let name = release.scope.name(&release.name);
     let state = locks.inspect(&name).await?;
@@ -56,11 +56,11 @@ pub(crate) async fn look(release: &Release, locks: &StoredLocks, now: Timestamp)
         return Ok(request);
     }
     if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
-        return Err(Problem::new(Exit::Usage, "nobody is there to be asked: say --yes").into());
+        return Err(Problem::new(Exit::Usage, "no terminal to ask for confirmation: use --yes").into());
     }
     let lock = NameFields::of(&name).words();
-    let does = if request.granted_at.is_some() { "which it holds" } else { "for which it waits" };
-    let question = format!("Have {} let go of {lock}, {does}? [y/N] ", request.words(now));
+    let does = if request.granted_at.is_some() { "holds" } else { "waits for" };
+    let question = format!("{} {does} {lock}. Force the release? [y/N] ", request.words(now));
     let mut err = std::io::stderr();
     write!(err, "{}", plain(&question))?;
     err.flush()?;
@@ -108,12 +108,12 @@ pub(crate) async fn run(
         who[..1].make_ascii_uppercase();
         text.line(format!("{who} no longer {held} {}.", lock.words()));
         for next in granted {
-            text.line(format!("Next was {}: it holds it now.", next.words(now)));
+            text.line(format!("Now {} holds it.", next.words(now)));
         }
         match (granted.len(), waiting) {
-            (0, 0) => text.line("Nobody waits for it."),
-            (0, waiting) => text.line(format!("{waiting} wait for it.")),
-            (_, waiting) => text.line(format!("{waiting} still wait.")),
+            (0, 0) => text.line("No request waits for it."),
+            (0, waiting) => text.line(format!("Requests that wait for it: {waiting}.")),
+            (_, waiting) => text.line(format!("Requests that still wait: {waiting}.")),
         }
     })
 }

@@ -1,4 +1,4 @@
-//! `latch lock show`: who holds a lock and who waits for it.
+//! `latch lock show`: the holders and the waiters of a lock.
 
 use anyhow::Result;
 use clap::Args;
@@ -81,12 +81,12 @@ fn tell(shown: &Shown, now: Timestamp, text: &mut Text) {
     }
     if !shown.forced.is_empty() {
         text.line("");
-        let mut table = Table::new(&["MADE TO LET GO", "TOKEN", "WHICH", "WHEN", "REASON"]);
+        let mut table = Table::new(&["FORCED RELEASE OF", "TOKEN", "STATE", "WHEN", "REASON"]);
         for forced in &shown.forced {
             table.row([
                 forced.owner.words().into(),
                 forced.token.to_string().into(),
-                if forced.was_held { "it held" } else { "it waited for" }.into(),
+                if forced.was_held { "held" } else { "waiting" }.into(),
                 forced.at.relative_to(now).into(),
                 forced.reason.clone().into(),
             ]);

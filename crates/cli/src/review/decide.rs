@@ -1,5 +1,5 @@
-//! `latch review decide`: decides a review, by an engine that runs nothing. The execution that waits for it is set
-//! running, and goes on when an engine starts that runs it.
+//! `latch review decide`: decides a review, through an engine that runs nothing. The waiting execution becomes running
+//! in the store, and continues when an engine starts that has the workflow.
 
 use std::path::Path;
 
@@ -16,18 +16,18 @@ use crate::review::show::tell;
 pub(crate) struct Decide {
     /// The review's id.
     id: String,
-    /// The option that is chosen: one of those that the review offers.
+    /// The chosen option, which must be one that the review offers.
     option: String,
-    /// Who decides.
+    /// The name of the person who decides.
     #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     by: String,
-    /// Why.
+    /// The reason.
     #[arg(long, value_name = "TEXT", default_value = "")]
     reason: String,
 }
 
 pub(crate) async fn run(decide: Decide, directory: &Path, output: &mut Output<'_>) -> Result<()> {
-    // What is not there is found without anything being written.
+    // A missing review is found without a write.
     let store = Store::open_read_only(directory).await?;
     let found = Executions::on(&store).await?.review(&decide.id).await;
     store.close().await?;

@@ -1,4 +1,4 @@
-//! The fields of reviews, as they are told in JSON.
+//! The fields of reviews in JSON.
 
 use latchwork::workflow::{Decision, ExecutionId, ReviewDescription, ReviewState};
 use serde::Serialize;

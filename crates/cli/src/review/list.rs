@@ -1,4 +1,4 @@
-//! `latch review list`: the reviews that are open.
+//! `latch review list`: the open reviews.
 
 use anyhow::Result;
 use clap::Args;
@@ -8,7 +8,7 @@ use latchwork::workflow::{Cursor, Executions};
 use crate::output::{Cell, Format, Output, Table, Tone, shortened};
 use crate::review::fields::ReviewFields;
 
-/// How many are read at once.
+/// The page size of reads.
 const PAGE: u64 = 1000;
 
 #[derive(Args)]
@@ -19,13 +19,13 @@ pub(crate) struct List {
     /// Only reviews of this name.
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// So many at the most.
+    /// Lists at most this many.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
     limit: u64,
-    /// All of them.
+    /// Lists all.
     #[arg(long, conflicts_with = "limit")]
     all: bool,
-    /// What comes after an earlier list: its `next`.
+    /// Continues after an earlier list: its `next`.
     #[arg(long, value_name = "CURSOR")]
     after: Option<Cursor>,
 }
@@ -45,7 +45,7 @@ pub(crate) async fn run(list: List, executions: &Executions, now: Timestamp, out
             break;
         }
         if output.format() == Format::Jsonl {
-            // However many there are, not all of them have to be in memory.
+            // Each page is written at once, so that a long list does not fill memory.
             found.drain(..).try_for_each(|review| output.line(&review))?;
         }
     }

@@ -1,4 +1,4 @@
-//! `latch review show`: what a review asks, and how it was decided.
+//! `latch review show`: what a review asks, and its decision.
 
 use anyhow::Result;
 use clap::Args;
@@ -24,7 +24,7 @@ pub(crate) fn tell(review: &ReviewFields, now: Timestamp, text: &mut Text) {
     text.line(format!("Review {name:?} of execution {execution:?}, workflow {workflow:?}: {state}."));
     text.line(format!("Opened {} ({}).", opened_at.short(), opened_at.relative_to(now)));
     if let Some(until) = review.until {
-        text.line(format!("Waited for until {} at the most ({}).", until.short(), until.relative_to(now)));
+        text.line(format!("Deadline: {} ({}).", until.short(), until.relative_to(now)));
     }
     text.line(format!("Question: {}", review.asked()));
     text.line(format!("Options: {}", review.options.join(", ")));

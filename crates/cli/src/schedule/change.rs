@@ -1,4 +1,4 @@
-//! `latch schedule pause`, `resume`, `trigger` and `delete`, by an engine that runs nothing.
+//! `latch schedule pause`, `resume`, `trigger` and `delete`, through an engine that runs nothing.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ pub(crate) struct Named {
 pub(crate) struct Pause {
     /// The schedule's name.
     name: String,
-    /// Why: it is shown as long as the schedule is paused.
+    /// The reason, which is shown while the schedule is paused.
     #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     reason: String,
 }
@@ -40,7 +40,7 @@ pub(crate) async fn resume(named: Named, directory: &Path, output: &mut Output<'
     let next = next.await?.first().map(|next| crate::time::Time(*next));
     output.one(&json!({"name": name, "next": next}), |text| match next {
         Some(next) => text.line(format!("Schedule {name:?} fires next at {}.", next.short())),
-        None => text.line(format!("Schedule {name:?} has come to its end.")),
+        None => text.line(format!("Schedule {name:?} has ended.")),
     })
 }
 
@@ -58,8 +58,8 @@ pub(crate) async fn delete(named: Named, directory: &Path, output: &mut Output<'
     output.one(&json!({"name": name}), |text| text.line(format!("Schedule {name:?} is deleted.")))
 }
 
-/// Does something by an engine that runs nothing, and closes the data directory. A directory that does not exist is not
-/// created.
+/// Makes a change through an engine that runs nothing, and closes the data directory. It does not create a directory
+/// that does not exist.
 pub(crate) async fn operate<T>(
     directory: &Path,
     does: impl AsyncFnOnce(&Schedules, Timestamp) -> latchwork::workflow::Result<T>,

@@ -18,22 +18,22 @@ use crate::time::{absolute, duration};
 pub(crate) struct Create {
     /// The schedule's name.
     name: String,
-    /// The workflow that it starts, by name.
+    /// The name of the workflow that it starts.
     #[arg(long, value_name = "NAME")]
     workflow: String,
-    /// What the workflow is given, as JSON.
+    /// The input of the workflow, as JSON.
     #[arg(long, value_name = "JSON", default_value = "null")]
     input: String,
-    /// Fires by this cron expression, of five fields or six that begin with the second.
+    /// Fires by this cron expression of five fields, or of six fields that begin with the second.
     #[arg(long, value_name = "EXPRESSION", required_unless_present = "every", conflicts_with = "every")]
     cron: Option<String>,
-    /// The time zone of the cron expression, by its IANA name; UTC unless it is said.
+    /// The time zone of the cron expression, by its IANA name; UTC by default.
     #[arg(long, value_name = "ZONE", requires = "cron")]
     zone: Option<String>,
-    /// Fires every so often, as 90s or 1h.
+    /// Fires in this interval, for example 90s or 1h.
     #[arg(long, value_name = "INTERVAL", value_parser = duration)]
     every: Option<Duration>,
-    /// Puts each occurrence off by up to so long.
+    /// Delays each occurrence by a random time of at most this.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     jitter: Option<Duration>,
     /// Fires from this time on.
@@ -42,22 +42,22 @@ pub(crate) struct Create {
     /// Fires until this time.
     #[arg(long, value_name = "TIME", value_parser = absolute)]
     end: Option<Timestamp>,
-    /// What is done with an occurrence while an execution of the schedule runs.
+    /// What happens to an occurrence while an execution of the schedule runs.
     #[arg(long, value_enum, default_value = "skip")]
     overlap: Policy,
-    /// How late an occurrence may be started that no engine was there for; 10m unless it is said.
+    /// How late an occurrence may start if no engine ran at its due time; 10m by default.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     catch_up: Option<Duration>,
 }
 
-/// An overlap policy, as it is written on the command line.
+/// An overlap policy on the command line.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Policy {
     /// Nothing is started.
     Skip,
     /// One occurrence waits for the end of the execution.
     QueueOne,
-    /// All occurrences wait, in line.
+    /// All occurrences wait in a queue.
     QueueAll,
     /// The execution is cancelled.
     CancelRunning,
@@ -97,7 +97,7 @@ pub(crate) async fn run(create: Create, directory: &Path, output: &mut Output<'_
         text.line(format!("Schedule {name:?} starts workflow {workflow:?}: {}.", put.when()));
         match put.next {
             Some(next) => text.line(format!("It fires {}, at {}.", next.relative_to(now), next.short())),
-            None => text.line("It does not fire: it is paused, or has come to its end."),
+            None => text.line("It does not fire: it is paused or has ended."),
         }
     })
 }

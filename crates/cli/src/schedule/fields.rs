@@ -1,5 +1,4 @@
-//! What is told of schedules: the fields of their JSON, which stay what they are, and the words for people. docs/cli.md
-//! lists the fields.
+//! The fields of schedules in JSON, which are stable, and the words for people. docs/cli.md lists the fields.
 
 use latchwork::Value;
 use latchwork::store::Timestamp;
@@ -28,7 +27,7 @@ pub(crate) struct ScheduleFields {
     pub(crate) input: Value,
     created: Time,
     changed: Time,
-    /// Why it is paused, if it is.
+    /// Why it is paused, or `None`.
     pub(crate) paused: Option<String>,
     pub(crate) paused_since: Option<Time>,
     pub(crate) next: Option<Time>,
@@ -39,7 +38,7 @@ pub(crate) struct ScheduleFields {
     pub(crate) skipped: u64,
     pub(crate) missed: u64,
     pub(crate) rejected: u64,
-    /// Why an occurrence that is due cannot be started, if it cannot.
+    /// Why a due occurrence cannot start, or `None`.
     pub(crate) stalled: Option<String>,
 }
 
@@ -78,7 +77,7 @@ impl ScheduleFields {
         }
     }
 
-    /// As `0 2 * * * (Europe/Berlin)`, or `every 1h 0m`.
+    /// For example `0 2 * * * (Europe/Berlin)`, or `every 1h 0m`.
     pub(crate) fn when(&self) -> String {
         match (&self.cron, &self.zone, self.every_ms) {
             (Some(cron), Some(zone), _) => format!("{cron} ({zone})"),
@@ -87,7 +86,7 @@ impl ScheduleFields {
         }
     }
 
-    /// Whether it fires, and when.
+    /// When it fires next, or why it does not.
     pub(crate) fn state(&self, now: Timestamp) -> String {
         match (&self.paused, &self.stalled, self.next) {
             (Some(_), ..) => "paused".into(),
@@ -101,7 +100,7 @@ impl ScheduleFields {
 /// A past run.
 #[derive(Debug, Serialize)]
 pub(crate) struct RunFields {
-    /// The execution that was started for it, if one was.
+    /// The execution that was started for it, or `None`.
     pub(crate) id: ExecutionId,
     pub(crate) time: Time,
     pub(crate) at: Time,
@@ -110,7 +109,7 @@ pub(crate) struct RunFields {
     /// `started`, `skipped`, `queued`, `missed`, `rejected` or `cancelled_previous`.
     pub(crate) outcome: &'static str,
     reason: Option<String>,
-    /// How many were missed.
+    /// How many occurrences were missed.
     missed: Option<u64>,
     /// The executions that were cancelled for it.
     cancelled: Vec<String>,
@@ -144,12 +143,12 @@ impl RunFields {
         RunFields { id: run.id, time, at, cause: run.cause, outcome, reason, missed, cancelled }
     }
 
-    /// What else there is to say.
+    /// The details, for people.
     pub(crate) fn details(&self) -> String {
         match (&self.reason, self.missed) {
             (Some(reason), _) => reason.clone(),
-            (_, Some(1)) => "no engine was there in time".into(),
-            (_, Some(count)) => format!("{count} occurrences; no engine was there in time"),
+            (_, Some(1)) => "no engine ran in time".into(),
+            (_, Some(count)) => format!("{count} occurrences; no engine ran in time"),
             _ if !self.cancelled.is_empty() => format!("cancelled {}", self.cancelled.join(", ")),
             _ => String::new(),
         }

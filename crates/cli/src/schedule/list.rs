@@ -8,7 +8,7 @@ use latchwork::workflow::StoredSchedules;
 use crate::output::{Cell, Format, Output, Table, Tone, shortened};
 use crate::schedule::fields::ScheduleFields;
 
-/// How many are read at once.
+/// The page size of reads.
 const PAGE: usize = 1000;
 
 #[derive(Args)]
@@ -16,13 +16,13 @@ pub(crate) struct List {
     /// Only schedules that are paused.
     #[arg(long)]
     paused: bool,
-    /// So many at the most.
+    /// Lists at most this many.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
     limit: u64,
-    /// All of them.
+    /// Lists all.
     #[arg(long, conflicts_with = "limit")]
     all: bool,
-    /// What comes after an earlier list: its `next`, which is the name of a schedule.
+    /// Continues after an earlier list: its `next`, which is the name of a schedule.
     #[arg(long, value_name = "NAME")]
     after: Option<String>,
 }
@@ -51,7 +51,7 @@ pub(crate) async fn run(
             break;
         }
         if output.format() == Format::Jsonl {
-            // However many there are, not all of them have to be in memory.
+            // Each page is written at once, so that a long list does not fill memory.
             found.drain(..).try_for_each(|schedule| output.line(&schedule))?;
         }
     }

@@ -1,4 +1,4 @@
-//! `latch schedule show`: a schedule, the times that it fires next, and its past runs.
+//! `latch schedule show`: a schedule, the times when it fires next, and its past runs.
 
 use anyhow::Result;
 use clap::Args;
@@ -14,10 +14,10 @@ use crate::time::Time;
 pub(crate) struct Show {
     /// The schedule's name.
     name: String,
-    /// How many of the next times are shown.
+    /// Shows this many of the next times.
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(..=10_000))]
     next: u32,
-    /// How many of the past runs are shown.
+    /// Shows this many of the past runs.
     #[arg(long, default_value_t = 10, value_name = "N")]
     runs: u32,
 }
@@ -47,23 +47,25 @@ fn tell(shown: &Shown, now: Timestamp, text: &mut Text) {
     let schedule = &shown.schedule;
     let (name, workflow) = (&schedule.name, &schedule.workflow);
     text.line(format!("Schedule {name:?} starts workflow {workflow:?}: {}.", schedule.when()));
-    text.line(format!("It gives it {}.", shortened(&schedule.input.to_string(), 200)));
+    text.line(format!("Its input is {}.", shortened(&schedule.input.to_string(), 200)));
     match (&schedule.paused, schedule.paused_since, schedule.next) {
         (Some(reason), Some(since), _) => {
-            text.line(format!("It is paused since {}: {reason}", since.relative_to(now)));
+            text.line(format!("It was paused {} and starts nothing: {reason}", since.relative_to(now)));
         }
         (.., Some(next)) => text.line(format!("It fires {}, at {}.", next.relative_to(now), next.short())),
-        _ => text.line("It has come to its end."),
+        _ => text.line("It has ended."),
     }
     if let Some(reason) = &schedule.stalled {
-        text.line(format!("It is due and starts nothing: {reason}"));
+        text.line(format!("It is due but starts nothing: {reason}"));
     }
     schedule.running.iter().for_each(|id| text.line(format!("Execution {:?} runs.", &**id)));
     if schedule.waiting > 0 {
         text.line(format!("{} occurrences wait.", schedule.waiting));
     }
     let ScheduleFields { started, skipped, missed, rejected, .. } = schedule;
-    text.line(format!("So far {started} were started, {skipped} skipped, {missed} missed, {rejected} rejected."));
+    text.line(format!(
+        "Occurrences so far: {started} started, {skipped} skipped, {missed} missed, {rejected} rejected."
+    ));
     if shown.next.len() > 1 {
         let next: Vec<String> = shown.next.iter().map(|time| time.short()).collect();
         text.line(format!("Next: {}.", next.join(", ")));

@@ -1,5 +1,4 @@
-//! What is told of executions: the fields of their JSON, which stay what they are, and the words for people.
-//! docs/cli.md lists the fields.
+//! The fields of executions in JSON, which are stable, and the words for people. docs/cli.md lists the fields.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +24,7 @@ pub(crate) fn status_cell(status: Status) -> Cell {
     Cell::new(status.to_string(), tone)
 }
 
-/// What an execution has come to.
+/// The outcome of an execution.
 #[derive(Debug, Serialize)]
 pub(crate) struct Outcome {
     /// Why it is parked, or was cancelled.
@@ -44,7 +43,7 @@ pub(crate) struct FailureFields {
 
 impl FailureFields {
     pub(crate) fn of(failure: &Failure) -> FailureFields {
-        // The value of an error is told by nothing but its JSON.
+        // The value of an error is shown as its JSON only.
         let mut written = serde_json::to_value(failure).unwrap_or_default();
         FailureFields {
             message: failure.message().into(),
@@ -68,7 +67,7 @@ impl Outcome {
     }
 }
 
-/// Something that is waited for.
+/// Something that an execution waits for.
 #[derive(Debug, Serialize)]
 pub(crate) struct WaitFields {
     #[serde(rename = "for")]
@@ -78,7 +77,7 @@ pub(crate) struct WaitFields {
     pub(crate) until: Option<Time>,
 }
 
-/// The word for what is waited for, and its name.
+/// The word for a wait, and the name of what is waited for.
 pub(crate) fn waited(what: &WaitsFor) -> (&'static str, Option<&str>) {
     match what {
         WaitsFor::Timer => ("timer", None),
@@ -103,7 +102,7 @@ impl WaitFields {
         WaitFields { what, name: name.map(Into::into), since, until }
     }
 
-    /// As `signal:approve, until in 3m 2s`.
+    /// For example `signal:approve, until in 3m 2s`.
     pub(crate) fn words(&self, now: Timestamp) -> String {
         let name = self.name.as_ref().map(|name| format!(":{name}")).unwrap_or_default();
         let until = self.until.map(|until| until.relative_to(now));
@@ -143,7 +142,7 @@ pub(crate) struct ListedFields {
     parent: Option<ExecutionId>,
     forked_from: Option<ExecutionId>,
     pub(crate) cancel_reason: Option<String>,
-    /// What it was at when its process ended, for tables.
+    /// The operations that it was in when its process ended, for tables.
     #[serde(skip)]
     pub(crate) at_work: Vec<String>,
 }
@@ -167,10 +166,10 @@ impl ListedFields {
     }
 }
 
-/// The order in which people are shown the parts of a record.
+/// The order in which the parts of a record are shown.
 const PARTS: [&str; 9] = ["branch", "begun", "token", "was_held", "acquired_at", "until", "value", "rev", "changed"];
 
-/// What an operation gave, as people are shown it: `token 1792, was held true`.
+/// The result of an operation, for people: `token 1792, was held true`.
 fn shown(operation: &Operation) -> Option<String> {
     let value = operation.labelled()?;
     let is_own = !matches!(&operation.state, OperationState::Done(given) if *given == value);
@@ -186,7 +185,7 @@ fn shown(operation: &Operation) -> Option<String> {
     })
 }
 
-/// Something that happened to an execution.
+/// An event of an execution: an operation and its state.
 #[derive(Debug, Serialize)]
 pub(crate) struct EventFields {
     pub(crate) place: String,
@@ -200,7 +199,7 @@ pub(crate) struct EventFields {
     pub(crate) failure: Option<FailureFields>,
     /// When the next attempt is due, or until when it waits or waited.
     pub(crate) due_at: Option<Time>,
-    /// The value as people are shown it: parts of the library's own records with their names.
+    /// The value for people: the library's own records show the names of their parts.
     #[serde(skip)]
     pub(crate) shown: Option<String>,
     attempt_failures: Vec<AttemptFields>,
@@ -262,7 +261,7 @@ impl EventFields {
         }
     }
 
-    /// As `step charge`.
+    /// For example `step charge`.
     pub(crate) fn words(&self) -> String {
         let kind = self.kind.replace('_', " ");
         self.name.as_ref().map_or(kind.clone(), |name| format!("{kind} {name:?}"))

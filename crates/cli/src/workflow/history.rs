@@ -1,4 +1,4 @@
-//! `latch workflow history`: everything that happened, as files that code can be checked against.
+//! `latch workflow history`: writes histories, as files that code can be checked against.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use crate::output::{Format, Output};
 
 #[derive(Args)]
 pub(crate) struct History {
-    /// A folder for one file an execution. Without it, histories are printed, one a line.
+    /// A directory for one file for each execution. Without it, histories are printed, one a line.
     #[arg(long)]
     out: Option<PathBuf>,
     /// Only executions of this workflow.
@@ -46,7 +46,7 @@ pub(crate) async fn run(asked: History, store: &Store, output: &mut Output<'_>) 
         count += 1;
         match &asked.out {
             Some(out) => write(out, &history)?,
-            // They are one value only together.
+            // JSON is one value, so all histories are collected first.
             None if output.format() == Format::Json => kept.push(history),
             None => output.line(&history)?,
         }
@@ -67,7 +67,7 @@ fn write(out: &Path, history: &workflow::History) -> Result<()> {
     std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// A name that any file system takes, and no two ids share.
+/// A name that every file system accepts and that no two ids share.
 fn file_name(id: &str) -> String {
     let mut name = String::new();
     for byte in id.bytes() {
@@ -79,7 +79,7 @@ fn file_name(id: &str) -> String {
     if name.len() <= 200 {
         return name;
     }
-    // Names have at most 255 bytes.
+    // A file name has at most 255 bytes.
     format!("{}~{:016x}", &name[..200], xxhash_rust::xxh3::xxh3_64(id.as_bytes()))
 }
 

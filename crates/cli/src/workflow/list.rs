@@ -1,4 +1,4 @@
-//! `latch workflow list`: executions by what they are, wait for or are labelled with.
+//! `latch workflow list`: executions by status, by what they wait for, or by their labels.
 
 use anyhow::Result;
 use clap::Args;
@@ -11,48 +11,48 @@ use crate::time;
 use crate::workflow::fields::{EventFields, ListedFields, status_cell};
 use crate::workflow::why::open;
 
-/// How many are read at once.
+/// The page size of reads.
 const PAGE: usize = 1000;
 
 #[derive(Args)]
 pub(crate) struct List {
-    /// Only executions of this workflow; more than once: of any of these.
+    /// Only executions of this workflow. If given several times: of any of these.
     #[arg(long = "type", visible_alias = "workflow", value_name = "WORKFLOW")]
     workflows: Vec<String>,
-    /// Only executions that are so; more than once, or with commas: any of these. Those that are asleep are among those
-    /// that are waiting.
+    /// Only executions of this status. If given several times, or with commas: of any of these. `waiting` includes
+    /// those that are asleep.
     #[arg(long, value_delimiter = ',', value_parser = status())]
     status: Vec<Status>,
     /// Only executions that wait for this: timer, retry:STEP, signal:NAME, update:NAME, child:ID, completion:NAME,
-    /// published:NAME, lock:NAME or review:NAME; more than once: for any of these.
+    /// published:NAME, lock:NAME or review:NAME. If given several times: for any of these.
     #[arg(long, value_name = "WHAT", value_parser = waits_for)]
     waits_for: Vec<WaitsFor>,
-    /// Only executions with this tag; more than once: with all of these.
+    /// Only executions with this tag. If given several times: with all of these.
     #[arg(long = "tag", value_name = "TAG")]
     tags: Vec<String>,
-    /// Only executions whose attribute is so: NAME=VALUE, or with >=, <=, > or < in between. A value is true, false, a
+    /// Only executions with this attribute: NAME=VALUE, or >=, <=, > or < in place of =. A value is true, false, a
     /// number, time:2026-11-30T12:00:00Z, or a text, in double quotes if it could be one of the others.
     #[arg(long = "attribute", value_name = "NAME=VALUE", value_parser = attribute)]
     attributes: Vec<Asked>,
-    /// Only executions that were started then or later: a time (RFC 3339, or a date in UTC), or how long ago (90m, 2d).
+    /// Only executions that were started at this time or later: RFC 3339, a date in UTC, or how long ago (90m, 2d).
     #[arg(long, value_name = "TIME", value_parser = time_text)]
     since: Option<String>,
-    /// Only executions that were started before that time.
+    /// Only executions that were started before this time.
     #[arg(long, value_name = "TIME", value_parser = time_text)]
     until: Option<String>,
-    /// So many at the most.
+    /// Lists at most this many.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
     limit: u64,
-    /// All of them.
+    /// Lists all.
     #[arg(long, conflicts_with = "limit")]
     all: bool,
-    /// What comes after an earlier list, with the same filters and order: its `next`.
+    /// Continues after an earlier list, with the same filters and order: its `next`.
     #[arg(long, value_name = "CURSOR")]
     after: Option<Cursor>,
-    /// The oldest first; with limits on an attribute, the least first.
+    /// The oldest first; with limits on an attribute, the lowest value first.
     #[arg(long)]
     ascending: bool,
-    /// The newest first; with limits on an attribute, the greatest first.
+    /// The newest first; with limits on an attribute, the highest value first.
     #[arg(long, conflicts_with = "ascending")]
     descending: bool,
 }
@@ -62,12 +62,12 @@ fn status() -> impl TypedValueParser<Value = Status> {
     PossibleValuesParser::new(Status::ALL.map(Status::name)).try_map(|name| name.parse::<Status>())
 }
 
-/// A time as it was given, which is counted from when the command runs.
+/// Checks a time, and keeps its text: it is relative to the moment when the command runs.
 fn time_text(text: &str) -> Result<String, String> {
     time::parse(text, Env::system().now()).map(|_| text.to_string())
 }
 
-/// What an attribute is to be.
+/// A condition on an attribute.
 #[derive(Debug, Clone, PartialEq)]
 struct Asked {
     name: String,
@@ -102,7 +102,7 @@ fn attribute(text: &str) -> Result<Asked, String> {
     let rest = &rest[sign.len()..];
     if rest.starts_with(['=', '<', '>']) {
         let signs = signs.join(" ");
-        return Err(format!("the sign is one of {signs}; a text that begins with one of them is written in quotes"));
+        return Err(format!("the sign must be one of {signs}; write a text that begins with one of them in quotes"));
     }
     Ok(Asked { name: name.into(), sign, value: value(rest)? })
 }
@@ -185,7 +185,7 @@ pub(crate) async fn run(list: List, executions: &Executions, now: Timestamp, out
             break;
         }
         if output.format() == Format::Jsonl {
-            // However many there are, not all of them have to be in memory.
+            // Each page is written at once, so that a long list does not fill memory.
             found.drain(..).try_for_each(|execution| output.line(&execution))?;
         }
     }
@@ -209,7 +209,7 @@ fn table(found: &[ListedFields], now: Timestamp) -> Table {
     table
 }
 
-/// What matters most of an execution beside its status.
+/// The most important detail of an execution beside its status.
 fn detail(execution: &ListedFields, now: Timestamp) -> String {
     let outcome = &execution.outcome;
     if let Some(failure) = &outcome.failure {
@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attributes_are_read_by_their_looks() {
+    fn the_type_of_an_attribute_follows_from_its_text() {
         let check = |text: &str, name: &str, sign: &'static str, value: Attribute| {
             assert_eq!(attribute(text), Ok(Asked { name: name.into(), sign, value }), "{text}");
         };

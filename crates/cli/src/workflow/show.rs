@@ -1,4 +1,4 @@
-//! `latch workflow show`: everything that is known of an execution.
+//! `latch workflow show`: all details of an execution.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,10 +13,10 @@ use crate::output::{Cell, Output, Table, Text, Tone, shortened};
 use crate::time::Time;
 use crate::workflow::fields::{EventFields, Outcome, WaitFields, attributes, status_cell};
 
-/// How many operations are read at once.
+/// The page size of reads.
 const PAGE: usize = 1000;
 
-/// How much of a value people are shown.
+/// The longest text of a value in a table.
 const LETTERS: usize = 400;
 
 #[derive(Args)]
@@ -24,7 +24,7 @@ pub(crate) struct Show {
     /// The execution's id.
     #[arg(value_parser = clap::builder::NonEmptyStringValueParser::new())]
     id: String,
-    /// So many of the events that were recorded last.
+    /// Shows this many of the last events.
     #[arg(long, default_value_t = 10, value_name = "N")]
     events: usize,
 }
@@ -54,12 +54,12 @@ struct Shown {
     children: Vec<ExecutionId>,
     forked_from: Option<ExecutionId>,
     published: BTreeMap<String, Value>,
-    /// How many events there are.
+    /// The number of all events.
     event_count: usize,
     events: Vec<EventFields>,
 }
 
-/// The operations that were recorded last, in the order in which they were, and how many there are.
+/// The operations that were recorded last, oldest first, and the number of all.
 async fn last(executions: &Executions, id: &ExecutionId, most: usize) -> Result<(Vec<Operation>, usize)> {
     let (mut last, mut count, mut after): (Vec<Operation>, usize, Option<String>) = (Vec::new(), 0, None);
     loop {

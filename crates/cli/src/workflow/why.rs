@@ -1,4 +1,4 @@
-//! `latch workflow why`: what an execution waits for, a sentence for each wait.
+//! `latch workflow why`: explains what an execution waits for, with a sentence for each wait.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::lock::fields::{NameFields, RequestFields};
 use crate::output::Output;
 use crate::workflow::fields::{EventFields, Outcome, WaitFields};
 
-/// How many operations are read at once.
+/// The page size of reads.
 const PAGE: usize = 1000;
 
 #[derive(Args)]
@@ -34,9 +34,9 @@ struct Told {
     outcome: Outcome,
     cancel_reason: Option<String>,
     waits: Vec<ToldWait>,
-    /// What was begun and has no result, if it was at work when its process ended.
+    /// Operations without a result, if the execution was running when its process ended.
     begun: Vec<EventFields>,
-    /// Everything, as people are told.
+    /// The sentences for people.
     sentences: Vec<String>,
 }
 
@@ -44,25 +44,25 @@ struct Told {
 struct ToldWait {
     #[serde(flatten)]
     wait: WaitFields,
-    /// How often a step that is to be tried again was tried.
+    /// How many attempts a step has had that will be tried again.
     attempts: Option<u32>,
     last_failure: Option<String>,
-    /// How a child is that is waited for.
+    /// The status of the child that it waits for.
     child_status: Option<Status>,
     lock: Option<ToldLock>,
-    /// The limit that it waits for a permit of, and how many are before it in the line.
+    /// The limit whose permit it waits for, and its position in the queue.
     queue: Option<PlaceInLine>,
     sentence: String,
 }
 
-/// The lock that is waited for.
+/// The lock that it waits for.
 #[derive(Serialize)]
 struct ToldLock {
     #[serde(flatten)]
     name: NameFields,
-    /// The token it will be granted under.
+    /// The token that the grant will have.
     token: u64,
-    /// How many are before it, if they are not too many to be counted.
+    /// The position in the queue, unless it is too far back to count.
     position: Option<u64>,
     holders: Vec<RequestFields>,
 }
@@ -103,8 +103,8 @@ pub(crate) async fn run(
                 let label = &operation.name;
                 match standing(locks, &found.id, |_, its| its == *token).await? {
                     Standing::Waits(lock) => format!("It waits for {}.{}", lock.name.words(), lock.sentence(now)),
-                    Standing::Holds => format!("It has waited for lock {label:?}, and holds it now."),
-                    Standing::Gone => format!("It has waited for lock {label:?}; the request was taken away."),
+                    Standing::Holds => format!("It waited for lock {label:?}, and holds it now."),
+                    Standing::Gone => format!("It waited for lock {label:?}, but the request was removed."),
                 }
             }
             _ => at_work(event, now),
@@ -116,8 +116,8 @@ pub(crate) async fn run(
     output.one(&told, |text| told.sentences.iter().for_each(|sentence| text.line(sentence)))
 }
 
-/// The operations that the code is at: the last of each branch that has not ended, if it has come to nothing yet. A
-/// wait whose time is up is among them: nothing has come after it.
+/// The operations that the code is in: the last of each branch that has not ended, if it has no result yet. A wait
+/// whose time is up is one of them, because nothing comes after it.
 pub(crate) async fn open(executions: &Executions, id: &ExecutionId) -> Result<Vec<Operation>> {
     let (mut last, mut after): (BTreeMap<String, Operation>, Option<String>) = (BTreeMap::new(), None);
     loop {
@@ -126,7 +126,7 @@ pub(crate) async fn open(executions: &Executions, id: &ExecutionId) -> Result<Ve
             Some(after) => page.after(after).await?,
             None => page.await?,
         };
-        // In each branch they come in the order of their places.
+        // The operations of a branch come in the order of their places.
         last.extend(page.operations.into_iter().map(|operation| (operation.branch.clone(), operation)));
         match page.next {
             Some(next) => after = Some(next),
@@ -134,7 +134,7 @@ pub(crate) async fn open(executions: &Executions, id: &ExecutionId) -> Result<Ve
         }
     }
     let is_open = |operation: &&Operation| match operation.state {
-        // Forks are told by what their branches do.
+        // A fork is not shown: its branches are.
         OperationState::Begun => !matches!(operation.kind, Kind::Join | Kind::Race),
         OperationState::Retrying { .. } | OperationState::Queued { .. } | OperationState::Until(_) => true,
         _ => false,
@@ -143,7 +143,7 @@ pub(crate) async fn open(executions: &Executions, id: &ExecutionId) -> Result<Ve
     Ok(open.cloned().collect())
 }
 
-/// Whether a branch has not ended: its fork is the last operation of a branch that has not ended.
+/// True if a branch has not ended: its fork is the last operation of a branch that has not ended.
 fn runs(last: &BTreeMap<String, Operation>, branch: &str) -> bool {
     let Some(inner) = branch.strip_suffix('/') else { return true };
     let (outer, fork) = inner.rfind('/').map_or(("", inner), |slash| inner.split_at(slash + 1));
@@ -180,15 +180,15 @@ async fn told(executions: &Executions, open: &[Operation], wait: &Wait) -> Resul
     Ok(ToldWait { wait, attempts, last_failure, child_status, lock, queue, sentence })
 }
 
-/// How an execution stands to a lock.
+/// The relation of an execution to a lock.
 enum Standing {
     Waits(ToldLock),
     Holds,
-    /// It has nothing to do with it any more.
+    /// The execution neither holds nor requests it.
     Gone,
 }
 
-/// How an execution stands to a lock that is told by its name or its token.
+/// The relation of an execution to a lock, which is found by its name or its token.
 async fn standing(locks: &StoredLocks, id: &ExecutionId, is_it: impl Fn(&LockName, u64) -> bool) -> Result<Standing> {
     let owned = locks.of(&Owner::Execution(id.clone())).await?;
     let mut standing = Standing::Gone;
@@ -207,7 +207,7 @@ async fn standing(locks: &StoredLocks, id: &ExecutionId, is_it: impl Fn(&LockNam
 }
 
 impl ToldLock {
-    /// Its holders, and where in its line the execution is.
+    /// The holders, and the execution's position in the queue.
     fn sentence(&self, now: Timestamp) -> String {
         let holders: Vec<String> = self.holders.iter().map(|holder| holder.words(now)).collect();
         let held = match holders.is_empty() {
@@ -215,38 +215,38 @@ impl ToldLock {
             false => format!(" It is held by {}.", holders.join(" and ")),
         };
         let before = match self.position {
-            Some(0) => "it is the first in the line".into(),
-            Some(1) => "1 request is before it in the line".into(),
-            Some(before) => format!("{before} requests are before it in the line"),
-            None => "many requests are before it in the line".to_string(),
+            Some(0) => "it is the first in the queue".into(),
+            Some(1) => "1 request is before it in the queue".into(),
+            Some(before) => format!("{before} requests are before it in the queue"),
+            None => "many requests are before it in the queue".to_string(),
         };
         format!("{held} It has token {}, and {before}.", self.token)
     }
 }
 
 impl ToldWait {
-    /// What the wait itself does not tell: of the attempts so far, the child, the lock.
+    /// What the wait itself does not say: the attempts so far, the child, the lock.
     fn details(&self, now: Timestamp) -> String {
         let mut details = String::new();
         if let (Some(attempts), Some(failure)) = (self.attempts, &self.last_failure) {
             details += &format!(" Attempt {attempts} failed: {failure}");
         }
         if self.wait.what == "child" {
-            let status = self.child_status.map_or("not there any more".into(), |status| status.to_string());
+            let status = self.child_status.map_or("removed".into(), |status| status.to_string());
             details += &format!(" The child is {status}.");
         }
         details + &self.lock.as_ref().map(|lock| lock.sentence(now)).unwrap_or_default()
     }
 }
 
-/// What was done when the process ended.
+/// What the execution did when the process ended.
 fn at_work(event: &EventFields, now: Timestamp) -> String {
     let (what, since) = (event.words(), event.since.relative_to(now));
     match (event.state, event.due_at) {
         ("retrying", Some(due)) => {
             let failure = event.failure.as_ref().map_or("", |failure| &failure.message);
             let next = event.attempts + 1;
-            format!("Attempt {next} at {what} is next, {}. The last one failed: {failure}", due.relative_to(now))
+            format!("Attempt {next} of {what} is next, {}. The last one failed: {failure}", due.relative_to(now))
         }
         ("until", Some(due)) if due.0 <= now => {
             format!("It was in {what}, which was due at {} ({}).", due.short(), due.relative_to(now))

@@ -79,7 +79,7 @@ fn editors_are_given_a_schema() {
     assert!(schema["$defs"]["Step"]["properties"]["claim_state"].is_object(), "{schema}");
 }
 
-/// Invoices whose actions wait until their process ends, if they are told to.
+/// Invoices whose actions wait until their process ends, if their input says so.
 async fn invoices(engine: &Engine, can_send: bool) -> Claims {
     let act = async |ctx: ActionCtx| {
         if ctx.input()["waits"] == true && ctx.attempt() == 1 {
@@ -109,7 +109,7 @@ async fn invoices(engine: &Engine, can_send: bool) -> Claims {
         .unwrap()
 }
 
-/// Lets a process do something with the invoices in a directory, and ends it as a crash would.
+/// Runs code with the invoices in a directory, and then ends as a crashed process does.
 fn process<T>(store: &Path, can_send: bool, does: impl AsyncFnOnce(&Engine, &Claims) -> T) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -201,7 +201,7 @@ fn claims_are_listed_and_shown() {
     let done = told(&store, &["show", "d-1"]);
     assert_eq!((&done["claim"], &done["history"][0]["kind"]), (&Value::Null, &json!("done")));
     assert!(succeeded(on(&store, &["show", "d-1"])).starts_with("No claim is on entity \"d-1\"."));
-    assert_eq!(failed(&store, &["show", "nobody"]).0, Some(3));
+    assert_eq!(failed(&store, &["show", "missing"]).0, Some(3));
     for looks in
         [&["list"][..], &["dead", "list"], &["dead", "retry", "a:1:0"], &["release", "a", "--reason", "b", "--yes"]]
     {
@@ -222,9 +222,9 @@ fn operators_end_claims_in_three_ways() {
         let (code, said) = failed(&store, &[change, "p-1", "--reason", "it hangs", "--yes"]);
         assert!(code == Some(5) && said.contains("does not wait for an operator"), "{said}");
     }
-    assert_eq!(failed(&store, &["release", "nobody", "--reason", "it hangs", "--yes"]).0, Some(3));
+    assert_eq!(failed(&store, &["release", "missing", "--reason", "it hangs", "--yes"]).0, Some(3));
     let claims = |list: &Value| list["claims"].as_array().unwrap().len();
-    assert_eq!(claims(&told(&store, &["list"])), claims(&before), "nothing has happened so far");
+    assert_eq!(claims(&told(&store, &["list"])), claims(&before), "nothing has changed so far");
 
     let released = told(&store, &["release", "p-1", "--reason", "it hangs", "--yes", "--actor", "eve"]);
     assert_eq!((&released["status"], &released["claim"]["token"]), (&json!("sent"), &json!(2)));
@@ -235,7 +235,7 @@ fn operators_end_claims_in_three_ways() {
     }
     assert_eq!(failed(&store, &["release", "p-1", "--reason", "again", "--yes"]).0, Some(3), "it is released once");
     let said = succeeded(on(&store, &["retry", "r-1", "--reason", "the bank has no trace of it", "--yes"]));
-    assert_eq!(said, "Action \"Settle\" runs again for entity \"r-1\" when a program starts that has it.\n");
+    assert_eq!(said, "The next program that has action \"Settle\" runs it again for entity \"r-1\".\n");
     let completed = told(&store, &["complete", "r-2", "--reason", "the bank has it", "--yes"]);
     assert_eq!(completed["status"], "settled");
     let (statuses, payments) = process(&store, true, async |engine, claims| {
@@ -272,13 +272,13 @@ fn dead_letters_are_listed_and_delivered_again() {
     assert_eq!(told(&store, &["dead", "list", "--after", key])["dead_letters"], json!([]));
     assert_eq!(failed(&store, &["dead", "retry", "d-1:99:0"]).0, Some(3));
     assert_eq!(told(&store, &["dead", "retry", key]), json!({"key": key}));
-    assert_eq!(failed(&store, &["dead", "retry", key]).0, Some(3), "it is not among them any more");
+    assert_eq!(failed(&store, &["dead", "retry", key]).0, Some(3), "it is no longer in the list");
     process(&store, true, async |engine, claims| until(engine, async || claims.undelivered() == 0).await);
     assert_eq!(told(&store, &["dead", "list"])["dead_letters"], json!([]));
 }
 
 #[test]
-fn the_configuration_of_the_example_has_nothing_wrong() {
+fn the_configuration_of_the_example_has_no_findings() {
     let file = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../latchwork/examples/invoices.json"));
     let output = run(&["claim", "validate"], &[&file]);
     assert_eq!(text(&output.stderr), "no findings\n");

@@ -1,4 +1,4 @@
-//! `latch dev`: run to its end, killed, and looked at.
+//! `latch dev`: it runs to its end, is killed, and other commands look at its data.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -29,7 +29,7 @@ fn check_done(summary: &Value, transfers: u32, accounts: u32) {
 }
 
 #[test]
-fn it_runs_to_its_end_and_begins_anew_when_told() {
+fn it_runs_to_its_end_and_starts_a_new_one_with_fresh() {
     let directory = tempfile::tempdir().unwrap();
     let store = directory.path().join("data");
     let said = succeeded(latch(&FEW, &store).output().unwrap());
@@ -37,23 +37,23 @@ fn it_runs_to_its_end_and_begins_anew_when_told() {
         "12 transfers between 4 accounts, each under the locks of both;",
         "0 running, 0 waiting for a lock, 0 asleep, 12 of 12 done; ",
         "2 invoices, and 5 clients that race to pay each of them.",
-        "4 accounts hold 4000, as ever; 2 of 2 invoices paid, 2 bodies run, 8 clients refused",
+        "4 accounts hold 4000, as always; 2 of 2 invoices paid, 2 bodies run, 8 clients refused",
         "It was never killed.",
         "No transfer was lost, and none was done twice.",
         "No invoice was paid twice: 2 are paid, by 2 payments.",
     ] {
         assert!(said.contains(part), "{part} is missing in:\n{said}");
     }
-    assert!(!said.contains('\u{1b}') && !said.contains('\r'), "nothing for terminals where there is none: {said:?}");
+    assert!(!said.contains('\u{1b}') && !said.contains('\r'), "no control characters without a terminal: {said:?}");
     let header: Vec<&str> = said.lines().take_while(|line| !line.is_empty()).collect();
     assert!(header.len() >= 8, "{said}");
     for line in &header {
-        // A hint is a command, and as long as the paths in it.
+        // A hint is a command, and its length depends on the paths in it.
         assert!(line.starts_with("  ") || line.chars().count() <= 80, "{line:?} wraps at 80 columns");
     }
     let again = succeeded(latch(&["dev"], &store).output().unwrap());
     assert!(again.contains("is complete.") && again.contains("latch dev --fresh"), "{again}");
-    // Hints can be run as they are, wherever this program and its directory are.
+    // A user can run a hint as it is, wherever this program and its directory are.
     let look = header.iter().find(|line| line.contains(" workflow list ")).unwrap();
     let looked = Command::new("sh").arg("-c").arg(look).env_remove("PATH").output().unwrap();
     assert!(succeeded(looked).contains("transfer"), "{look}");
@@ -64,7 +64,7 @@ fn it_runs_to_its_end_and_begins_anew_when_told() {
 }
 
 #[test]
-fn killed_in_the_middle_it_goes_on_where_it_was() {
+fn killed_in_the_middle_it_continues_where_it_was() {
     let directory = tempfile::tempdir().unwrap();
     let store = directory.path().join("data");
     for kills in 1..=3 {
@@ -81,7 +81,7 @@ fn killed_in_the_middle_it_goes_on_where_it_was() {
         assert_eq!(child.wait().unwrap().code(), None, "it was killed before it was done: {lines:?}");
         let resumed = lines.iter().any(|line| line.contains("resumed ") && line.contains(" were done before"));
         assert_eq!(resumed, kills > 1, "{lines:?}");
-        // What is left can be looked at.
+        // Other commands can look at the data.
         succeeded(latch(&["lock", "list", "--held"], &store).output().unwrap());
         succeeded(latch(&["claim", "list"], &store).output().unwrap());
         succeeded(latch(&["workflow", "list"], &store).output().unwrap());
@@ -89,7 +89,7 @@ fn killed_in_the_middle_it_goes_on_where_it_was() {
     let summary = json(&["dev", "--transfers", "99"], &store);
     assert_eq!((&summary["starts"], &summary["killed"]), (&4.into(), &3.into()));
     let found = summary["resumed"].as_u64().unwrap() + summary["done_before"].as_u64().unwrap();
-    assert_eq!(found, 12, "it goes on with what was begun: {summary}");
+    assert_eq!(found, 12, "it continues what was started: {summary}");
     check_done(&summary, 12, 4);
 }
 
@@ -100,11 +100,11 @@ fn it_kills_itself_and_ends_well() {
     let said = succeeded(latch(&[&FEW[..], &["--crash-every", "300ms"]].concat(), &store).output().unwrap());
     assert!(said.contains("Killed process ") && said.contains("No transfer was lost"), "{said}");
     let summary = json(&["dev"], &store);
-    // One that was killed before it had opened the directory has not counted itself.
+    // A process that was killed before it had opened the directory has not counted itself.
     let killed = summary["killed"].as_u64().unwrap();
     assert!(killed > 0 && killed <= said.matches("Killed process ").count() as u64, "{said}");
     check_done(&summary, 12, 4);
-    // A new one is begun once, however often it is killed.
+    // A new demonstration is started once, no matter how often it is killed.
     let again = ["dev", "--fresh", "--transfers", "4", "--accounts", "2", "--crash-every", "300ms"];
     let again = json(&again, &store);
     assert_eq!(again["round"], 2);
@@ -116,7 +116,7 @@ fn it_kills_itself_and_ends_well() {
 }
 
 #[test]
-fn invoices_are_paid_once_though_it_is_killed_in_the_middle_of_their_payments() {
+fn invoices_are_paid_once_despite_kills_in_the_middle_of_payments() {
     let directory = tempfile::tempdir().unwrap();
     let store = directory.path().join("data");
     let many = ["dev", "--transfers", "2", "--accounts", "2", "--invoices", "8", "--crash-every", "300ms"];
@@ -134,7 +134,7 @@ fn invoices_are_paid_once_though_it_is_killed_in_the_middle_of_their_payments() 
 }
 
 #[test]
-fn what_is_wrong_is_found() {
+fn wrong_data_is_found() {
     let directory = tempfile::tempdir().unwrap();
     let store = directory.path().join("data");
     succeeded(latch(&["dev", "--transfers", "2", "--accounts", "2"], &store).output().unwrap());

@@ -1,4 +1,4 @@
-//! `latch lock` on directories that the library has written, and what other commands tell of locks.
+//! `latch lock` on directories that the library has written, and what other commands show about locks.
 
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::{latch, succeeded, text};
 
-/// Takes the lock, and holds it until it is told to end if it is the holder.
+/// Acquires the lock. The holder holds it until a message ends it.
 fn transfer() -> Workflow<bool, u64> {
     workflow("transfer").run(async |ctx: Ctx, holds: bool| {
         let guard = ctx.mutex("account-42").acquire().await?;
@@ -35,7 +35,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
 }
 
-/// An execution that holds a lock, two that wait for it, and a process that is gone.
+/// An execution that holds a lock, two that wait for it, and a session whose process is gone.
 fn made(directory: &Path) -> PathBuf {
     let store = directory.join("data");
     block_on(async {
@@ -45,7 +45,7 @@ fn made(directory: &Path) -> PathBuf {
             until(&engine, waiters).await;
         }
         let session = engine.locks().session().label("nightly").begin().await.unwrap();
-        // The guard must not release anything: its process is killed.
+        // The guard must not release anything, because its process is killed.
         std::mem::forget(engine.locks().rw_lock("config").by(&session).write().await.unwrap());
         engine.stop();
         engine.store().close().await.unwrap();
@@ -105,7 +105,7 @@ fn locks_are_listed_and_shown() {
 }
 
 #[test]
-fn who_waits_for_a_lock_is_told() {
+fn why_and_list_explain_a_wait_for_a_lock() {
     let directory = tempfile::tempdir().unwrap();
     let store = made(directory.path());
     let why = succeeded(run(&["workflow", "why", "second"], &store));
@@ -126,7 +126,7 @@ fn who_waits_for_a_lock_is_told() {
 }
 
 #[test]
-fn a_release_hands_the_lock_on_and_runs_nothing() {
+fn a_release_grants_the_lock_to_the_next_request_and_runs_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let store = made(directory.path());
     let shown = json(&["lock", "show", "account-42"], &store);
@@ -142,7 +142,7 @@ fn a_release_hands_the_lock_on_and_runs_nothing() {
     let (code, said) = refused(release(&token("holders"), &[]));
     assert!(code == Some(2) && said.contains("--yes"), "{said}");
     assert_eq!(refused(release("987654321", &["--yes"])).0, Some(3));
-    assert_eq!(json(&["lock", "show", "account-42"], &store), shown, "nothing has happened so far");
+    assert_eq!(json(&["lock", "show", "account-42"], &store), shown, "nothing has changed so far");
     let arguments = release(&token("holders"), &["--yes"]);
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let released = json(&arguments, &store);
@@ -152,7 +152,7 @@ fn a_release_hands_the_lock_on_and_runs_nothing() {
     let after = json(&["lock", "show", "account-42"], &store);
     assert_eq!((&after["forced"][0]["reason"], &after["forced"][0]["was_held"]), (&"it hangs".into(), &true.into()));
     let why = succeeded(run(&["workflow", "why", "first"], &store));
-    assert!(why.contains("It has waited for lock \"account-42\", and holds it now."), "{why}");
+    assert!(why.contains("It waited for lock \"account-42\", and holds it now."), "{why}");
     let events = json(&["workflow", "show", "second"], &store)["events"].clone();
     assert_eq!((&events[0]["kind"], &events[0]["state"]), (&"lock".into(), &"queued".into()));
     let status = |id: &str| json(&["workflow", "show", id], &store)["status"].clone();
@@ -164,28 +164,28 @@ fn a_release_hands_the_lock_on_and_runs_nothing() {
         let first = engine.handle(&transfer(), "first").result().await.unwrap();
         let second = engine.handle(&transfer(), "second").result().await.unwrap();
         let told = engine.handle(&transfer(), "holder").result().await.unwrap_err();
-        assert!(told.to_string().contains("it hangs"), "the holder is told: {told}");
+        assert!(told.to_string().contains("it hangs"), "the holder gets the reason: {told}");
         engine.stop();
         engine.store().close().await.unwrap();
         [first, second]
     });
-    assert_eq!(given[0].to_string(), token("waiters"), "it has the lock that it was given meanwhile");
+    assert_eq!(given[0].to_string(), token("waiters"), "it has the lock that the release granted");
     assert!(given[1] > given[0]);
     let said = succeeded(run(&["lock", "show", "account-42"], &store));
     assert!(said.contains("free, 0 waiting") && said.contains("it hangs"), "{said}");
 }
 
 #[test]
-fn a_place_in_the_line_is_released_as_well() {
+fn a_waiting_request_can_be_released_too() {
     let directory = tempfile::tempdir().unwrap();
     let store = made(directory.path());
     let token = json(&["lock", "show", "account-42"], &store)["waiters"][0]["token"].to_string();
     let release = ["lock", "release", "account-42", "--token", &token, "--reason", "not needed", "--yes"];
     let said = succeeded(run(&release, &store));
     assert!(said.starts_with("Execution \"first\"") && said.contains("no longer waits for lock"), "{said}");
-    assert!(said.ends_with("1 wait for it.\n"), "{said}");
+    assert!(said.ends_with("Requests that wait for it: 1.\n"), "{said}");
     let why = succeeded(run(&["workflow", "why", "first"], &store));
-    assert!(why.contains("It has waited for lock \"account-42\"; the request was taken away."), "{why}");
+    assert!(why.contains("It waited for lock \"account-42\", but the request was removed."), "{why}");
     block_on(async {
         let engine = Engine::open(&store).register(&transfer()).start().await.unwrap();
         let refused = engine.handle(&transfer(), "first").result().await.unwrap_err();

@@ -1,4 +1,4 @@
-//! The command as its users run it: the real binary, real directories, exit codes and what it prints.
+//! The command as its users run it: the real binary, real directories, exit codes and output.
 
 // A test ends where something unexpected happens.
 #![allow(clippy::unwrap_used)]
@@ -42,7 +42,7 @@ fn a_directory_in_use_is_busy_and_its_owner_is_named() {
 }
 
 #[test]
-fn what_cannot_be_a_directory_is_an_error_that_names_it() {
+fn a_file_in_place_of_the_directory_is_an_error_that_names_it() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("file");
     std::fs::write(&file, "not a directory").unwrap();
@@ -88,7 +88,7 @@ fn histories_are_written_to_files_and_to_the_output() {
     assert_eq!(history.operations[0].value::<u32>(), Some(2));
     let none = succeeded(latch(&["workflow", "history", "--workflow", "other"], &store).output().unwrap());
     assert_eq!(none, "");
-    let missing = latch(&["workflow", "history", "nobody"], &store).output().unwrap();
+    let missing = latch(&["workflow", "history", "missing"], &store).output().unwrap();
     assert_eq!((missing.status.code(), missing.stdout.len()), (Some(3), 0), "not found");
     let nowhere = latch(&["workflow", "history"], &directory.path().join("nowhere")).output().unwrap();
     assert_eq!(nowhere.status.code(), Some(3));

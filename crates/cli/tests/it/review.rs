@@ -14,7 +14,7 @@ fn refund() -> Workflow<u64, String> {
         let name = if amount < 100 { "small" } else { "large" };
         let review = ctx.review(name, &format!("Refund {amount} EUR?"), ["approve", "reject"]);
         let decision = review.timeout(Duration::from_secs(3600)).await?;
-        Ok(decision.map_or("nobody".into(), |decision| format!("{}: {}", decision.by, decision.option)))
+        Ok(decision.map_or("undecided".into(), |decision| format!("{}: {}", decision.by, decision.option)))
     })
 }
 
@@ -82,7 +82,7 @@ fn open_reviews_are_listed_and_shown() {
 }
 
 #[test]
-fn a_review_is_decided_once_and_the_execution_goes_on_with_it() {
+fn a_review_is_decided_once_and_the_execution_continues_with_it() {
     let directory = tempfile::tempdir().unwrap();
     let store = made(directory.path());
     let all = json(&["review", "list"], &store);
@@ -90,7 +90,7 @@ fn a_review_is_decided_once_and_the_execution_goes_on_with_it() {
     let (code, said) = failed(&["review", "decide", id, "perhaps", "--by", "ada"], &store);
     assert_eq!(code, Some(2), "{said}");
     assert!(said.contains("offers approve, reject"), "{said}");
-    assert_eq!(failed(&["review", "decide", id, "approve"], &store).0, Some(2), "who decides is to be said");
+    assert_eq!(failed(&["review", "decide", id, "approve"], &store).0, Some(2), "--by is required");
     assert_eq!(failed(&["review", "decide", id, "approve", "--by", ""], &store).0, Some(2));
     let (code, said) = failed(&["review", "decide", "nothing/c", "approve", "--by", "ada"], &store);
     assert_eq!(code, Some(3), "{said}");

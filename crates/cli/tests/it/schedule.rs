@@ -1,4 +1,4 @@
-//! `latch schedule` on directories: what it writes, an engine of the library goes on with.
+//! `latch schedule` on directories: an engine of the library continues with what the command writes.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,7 +12,7 @@ fn report() -> Workflow<Value, Value> {
     workflow("report").run(async |_: Ctx, region: Value| Ok(region))
 }
 
-/// Lets a process do something with an engine on a directory.
+/// Runs code with an engine on a directory, in place of a process.
 fn process<T>(store: &Path, does: impl AsyncFnOnce(&Engine) -> T) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -60,7 +60,7 @@ fn a_schedule_is_created_looked_at_operated_and_deleted() {
     assert_eq!(lines.lines().count(), 2);
     let shown = json(store, &["show", "nightly", "--next", "3"]);
     assert_eq!((shown["next"].as_array().unwrap().len(), &shown["runs"]), (3, &json!([])));
-    // It is fired by the next engine that has the workflow.
+    // The next engine that has the workflow fires it.
     let triggered = json(store, &["trigger", "nightly"]);
     let id = triggered["id"].as_str().unwrap();
     assert!(id.starts_with("nightly@") && id.ends_with("~1"), "{id}");
@@ -74,14 +74,14 @@ fn a_schedule_is_created_looked_at_operated_and_deleted() {
     let shown = json(store, &["show", "nightly"]);
     assert_eq!((&shown["runs"][0]["id"], &shown["runs"][0]["outcome"]), (&json!(id), &json!("started")));
     assert_eq!(shown["runs"][0]["cause"], "trigger");
-    assert!(run(store, &["show", "nightly"]).contains("1 were started"));
+    assert!(run(store, &["show", "nightly"]).contains("1 started"));
     run(store, &["delete", "nightly"]);
     let gone = latch(&["schedule", "show", "nightly"], store).output().unwrap();
     assert_eq!(gone.status.code(), Some(3), "{}", text(&gone.stderr));
 }
 
 #[test]
-fn what_cannot_be_is_a_usage_error_and_what_is_not_there_is_not_found() {
+fn bad_arguments_are_usage_errors_and_a_missing_schedule_is_not_found() {
     let directory = tempfile::tempdir().unwrap();
     let store = &directory.path().join("data");
     let missing = latch(&["schedule", "list"], store).output().unwrap();

@@ -12,7 +12,7 @@ use crate::{latch, succeeded, text};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// One of each: what the commands are to tell.
+/// One execution of each kind that the commands must show.
 async fn executions(directory: &Path) {
     let order = workflow("order").run(async |ctx: Ctx, end: String| match end.as_str() {
         "complete" => {
@@ -25,7 +25,7 @@ async fn executions(directory: &Path) {
             let retry = Retry::exponential().first_pause(HOUR).longest_pause(HOUR);
             ctx.run("ship", async || Err::<u32, _>(Failure::new("no ship"))).retry(retry).await
         }
-        "panic" => panic!("nobody knows\n\u{1b}[31mwhy"),
+        "panic" => panic!("cause unknown\n\u{1b}[31mwhy"),
         "stuck" => ctx.run("wait", async || std::future::pending::<Result<u32, Failure>>().await).await,
         _ => Err(Failure::new("the card was refused").not_retryable()),
     });
@@ -60,7 +60,7 @@ async fn executions(directory: &Path) {
             engine.store().env().sleep(Duration::from_millis(5)).await;
         }
     }
-    // What it is at is durable with its first commit.
+    // The operation that it is in is durable with its first commit.
     while engine.history("stuck").await.unwrap().operations.is_empty() {
         engine.store().env().sleep(Duration::from_millis(5)).await;
     }
@@ -68,14 +68,14 @@ async fn executions(directory: &Path) {
     engine.store().close().await.unwrap();
 }
 
-/// A directory with executions in it, made once for all tests of a process: nothing here may change it.
+/// A directory with executions, made once for all tests of a process. No test may change it.
 fn directory() -> &'static Path {
     static MADE: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
     MADE.get_or_init(|| {
-        // Some who run tests have a process for each.
+        // Some test runners start a process for each test.
         let name = format!("executions-{}", std::process::id());
         let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-        // What another has left that had the same number.
+        // A directory that another process with the same number has left.
         let _ = std::fs::remove_dir_all(&directory);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(executions(&directory));
@@ -124,13 +124,13 @@ fn a_list_is_a_table() {
         ("waiting", &["waiting", "signal:approve", "big, vip"]),
         ("retrying", &["asleep", "retry:ship in "]),
         ("parent", &["parent", "waiting", "child:child"]),
-        ("parked", &["parked", "nobody knows\\n\\u{1b}[31mwhy"]),
+        ("parked", &["parked", "cause unknown\\n\\u{1b}[31mwhy"]),
         ("stuck", &["running", "was in step \"wait\""]),
     ] {
         parts.iter().for_each(|part| assert!(line(id).contains(part), "{part:?} is missing in {:?}", line(id)));
     }
     assert!(line("done").contains("just now") || line("done").contains("s ago"), "{list}");
-    assert!(!list.contains('\u{1b}'), "no colour where nobody sees it, and no colour of others: {list:?}");
+    assert!(!list.contains('\u{1b}'), "no colour without a terminal, and none from texts: {list:?}");
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn a_list_is_json() {
 #[test]
 fn filters_choose() {
     check_ids(&["--type", "parent"], &["parent"]);
-    check_ids(&["--workflow", "parent", "--type", "nobody"], &["parent"]);
+    check_ids(&["--workflow", "parent", "--type", "missing"], &["parent"]);
     check_ids(&["--status", "parked,failed"], &["parked", "refused"]);
     check_ids(&["--status", "asleep"], &["asleep", "later", "retrying"]);
     check_ids(&["--status", "waiting"], &["asleep", "later", "retrying", "waiting", "child", "parent"]);
@@ -183,7 +183,7 @@ fn filters_choose() {
     check_ids(&["--until", "1h"], &[]);
     check_ids(&["--since", "2100-01-01"], &[]);
     assert_eq!(ids(&["--since", "2020-01-01T00:00:00Z", "--until", "2100-01-01", "--tag", "big"]), ["waiting"]);
-    let none = run(&["list", "--tag", "nobody"]);
+    let none = run(&["list", "--tag", "missing"]);
     assert_eq!(
         (text(&none.stdout), text(&none.stderr), none.status.code()),
         ("".into(), "no executions\n".into(), Some(0))
@@ -220,7 +220,7 @@ fn pages_follow_each_other() {
 }
 
 #[test]
-fn show_tells_everything() {
+fn show_shows_all_details() {
     let done = json(&["show", "done"]);
     let fields = ["id", "workflow", "status", "input", "output", "run", "published", "event_count"];
     let expected = json!(["done", "order", "completed", "complete", 42, 0, {"progress": {"percent": 100}}, 2]);
@@ -262,8 +262,8 @@ fn why_is_a_sentence_for_each_wait() {
             &["It waits for the next attempt at step \"ship\", which is due in ", ". Attempt 1 failed: no ship"],
         ),
         ("parent", &["It waits for the end of child \"child\", since ", "). The child is waiting."]),
-        ("parked", &["is parked and waits for an operator: ", "nobody knows"]),
-        ("stuck", &["goes on as soon as a process", "It was in step \"wait\", attempt 1, begun "]),
+        ("parked", &["is parked and waits for an operator: ", "cause unknown"]),
+        ("stuck", &["continues as soon as a process", "It was in step \"wait\", attempt 1, begun "]),
     ] {
         let why = said(&["why", id]);
         parts.iter().for_each(|part| assert!(why.contains(part), "{part:?} is missing in {why}"));
@@ -281,14 +281,14 @@ fn why_is_a_sentence_for_each_wait() {
 }
 
 #[test]
-fn what_is_not_there_is_not_found() {
+fn missing_executions_and_directories_are_not_found() {
     for command in ["show", "why", "history"] {
-        let missing = run(&[command, "nobody"]);
+        let missing = run(&[command, "missing"]);
         assert_eq!((missing.status.code(), missing.stdout.len()), (Some(3), 0), "{command}");
-        assert_eq!(text(&missing.stderr), "latch: there is no execution \"nobody\"\n");
-        let missing = run(&[command, "nobody", "-o", "json"]);
+        assert_eq!(text(&missing.stderr), "latch: there is no execution \"missing\"\n");
+        let missing = run(&[command, "missing", "-o", "json"]);
         let error: Value = serde_json::from_slice(&missing.stderr).unwrap();
-        let message = "there is no execution \"nobody\"";
+        let message = "there is no execution \"missing\"";
         assert_eq!(error, json!({"error": {"code": "not_found", "exit": 3, "message": message}}));
     }
     let home = tempfile::tempdir().unwrap();
@@ -387,7 +387,7 @@ fn bad_arguments_are_usage_errors() {
 }
 
 #[test]
-fn whoever_stops_reading_is_no_error() {
+fn a_closed_output_is_not_an_error() {
     for arguments in [&["list", "--all"][..], &["list", "-o", "jsonl"], &["show", "done", "-o", "json"], &["history"]] {
         let mut command = latch(&[&["workflow"], arguments].concat(), directory());
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -411,7 +411,7 @@ fn histories_are_json_in_every_format() {
 }
 
 #[test]
-fn the_data_directory_is_said_anywhere() {
+fn the_data_directory_is_accepted_before_and_after_the_command() {
     let latch = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_latch"));
         succeeded(command.args(arguments).output().unwrap())
@@ -422,9 +422,9 @@ fn the_data_directory_is_said_anywhere() {
     assert_eq!(latch(&["workflow", "--store", store, "list", "-ojsonl"]), expected);
 }
 
-/// A start that waits for a permit is found, and told its place.
+/// A start that waits for a permit is listed, and `why` shows its position.
 #[tokio::test]
-async fn a_start_in_line_is_told_its_place() {
+async fn a_queued_start_is_listed_with_its_position() {
     let directory = tempfile::tempdir().unwrap();
     let limited = workflow("import").concurrency_by(1, |key: &String| key.clone()).when_full(Queue::new());
     let limited = limited.run(async |ctx: Ctx, _: String| ctx.receive::<u32>("end").await);
@@ -441,14 +441,14 @@ async fn a_start_in_line_is_told_its_place() {
     assert_eq!(listed.lines().count(), 2, "{listed}");
     let why = said(&["why", "third"]);
     assert!(why.contains("It waits for a permit of the limit for \"c-1\", since"), "{why}");
-    assert!(why.contains("1 of 1 permits are taken, and 1 starts are before it in the line."), "{why}");
+    assert!(why.contains("1 of 1 permits are taken, and 1 starts are before it in the queue."), "{why}");
     let why: Value = serde_json::from_str(&said(&["why", "third", "-o", "json"])).unwrap();
     assert_eq!(why["waits"][0]["queue"], json!({"key": "c-1", "ahead": 1, "used": 1, "limit": 1}));
 }
 
-/// What the journal holds, in words: waits whose time was up, ids, and records of the library itself.
+/// What the journal holds, in words: waits whose time is up, ids, and records of the library itself.
 #[tokio::test]
-async fn what_is_shown_of_events_has_names() {
+async fn the_parts_of_recorded_values_are_named() {
     let directory = tempfile::tempdir().unwrap();
     let notes = workflow("notes").run(async |ctx: Ctx, ()| {
         let nothing = ctx.receive::<u32>("never").timeout(Duration::from_millis(5)).await?;
@@ -486,9 +486,9 @@ async fn what_is_shown_of_events_has_names() {
     assert!(table.lines().any(|line| line.contains(" now ") && line.contains(" UTC")), "{table}");
 }
 
-/// Killed while they wait in memory, and looked at when the time is long up.
+/// The process is killed while they wait in memory. The commands look when the time is long up.
 #[tokio::test]
-async fn why_and_list_tell_what_a_killed_process_was_at_however_late_it_is() {
+async fn why_and_list_show_what_a_killed_process_did_even_much_later() {
     let directory = tempfile::tempdir().unwrap();
     let (data, left) = (directory.path().join("data"), directory.path().join("left"));
     let waits = workflow("waits").run(async |ctx: Ctx, branches: bool| {

@@ -1,4 +1,4 @@
-//! Keys of limits that were used once and are not any more: what they cost the process that opens them.
+//! The memory of limits' keys that were used once, in a process that opens their store.
 
 use std::process::Command;
 use std::time::Duration;
@@ -9,8 +9,8 @@ use latchwork::workflow::{Engine, Workflow, workflow};
 use crate::report::{Figure, Report, median, resident_mb};
 use crate::{child, given, steps_in};
 
-/// Bytes of memory for each key, over many of them: the memory of a process that has opened a store in which each of
-/// them was used by one execution, less that of one with as many executions without limits.
+/// Bytes of memory per key: the memory of a process that has opened a store in which each key was used by one
+/// execution, less that of a process with as many executions without limits.
 pub(crate) fn idle(report: &Report) {
     if !report.wants("admission.idle") {
         return;
@@ -32,20 +32,20 @@ pub(crate) fn idle(report: &Report) {
     report.add(Figure { name: "admission.idle", value, unit: "bytes/key", floor: 1.0, target: "≤ 1" });
 }
 
-/// What a child has measured.
+/// Returns what a child has measured.
 fn measured(mut child: Command) -> f64 {
     let output = child.output().expect("a child");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).trim().parse().expect("the memory")
 }
 
-/// A one-step workflow, with a limit for each input if there is to be one.
+/// A one-step workflow, with a limit for each input if `is_limited`.
 fn once(is_limited: bool) -> Workflow<u64, u64> {
     let once = workflow("once");
     steps_in(if is_limited { once.concurrency_by(1, |number: &u64| format!("key-{number}")) } else { once }, 1)
 }
 
-/// Uses keys once, and waits until they are cleared away.
+/// Uses keys once, and waits until their records are removed.
 pub(crate) fn child_use<'a>(words: impl Iterator<Item = &'a str>, is_limited: bool) {
     let (directory, count) = given(words);
     crate::runtime().block_on(async {
@@ -75,7 +75,7 @@ pub(crate) fn child_use<'a>(words: impl Iterator<Item = &'a str>, is_limited: bo
     });
 }
 
-/// Whether anything is stored of limits.
+/// True if the store holds records of limits.
 async fn is_stored(engine: &Engine) -> bool {
     let store = engine.store();
     let view = store.view().await.expect("a view");
@@ -88,7 +88,7 @@ async fn is_stored(engine: &Engine) -> bool {
     false
 }
 
-/// Opens the store with the workflow that has limits, and uses one key.
+/// Opens the store with the limited workflow, and uses one key.
 pub(crate) fn child_idle<'a>(words: impl Iterator<Item = &'a str>) {
     let (directory, _) = given(words);
     crate::runtime().block_on(async {

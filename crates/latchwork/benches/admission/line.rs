@@ -1,5 +1,5 @@
-//! Starts that wait in a line: many callers of one key, a long line that is drained, and one admission before a long
-//! line.
+//! Starts that wait in a queue: many callers of one key, a long queue that is drained, and one admission with a long
+//! queue behind it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,8 +12,8 @@ use crate::report::{Figure, Report, median};
 use crate::turns::{take_turns, takes};
 use crate::{commits, rates, steps_in, steps_of, tell_commits};
 
-/// Callers that each start an execution under one key and wait for it, again and again; and executions that take one
-/// mutex, in turn.
+/// Callers that each start an execution under one key and wait for it, again and again; in turn with executions that
+/// acquire one mutex.
 pub(crate) fn hot(runtime: &Runtime, report: &Report) {
     const CALLERS: usize = 256;
     if !report.wants("admission.hot.256") {
@@ -39,7 +39,7 @@ pub(crate) fn hot(runtime: &Runtime, report: &Report) {
     report.add(Figure { name: "admission.hot.256", value, unit: "executions/s", floor, target: "≥ 1" });
 }
 
-/// A one-step workflow with a limit, whose executions stay in their step while the input is a large one.
+/// A one-step workflow with a limit. Its executions stay in their step if the input is at least `HELD`.
 fn held(limit: u32, gate: &Arc<Semaphore>) -> Workflow<u64, u64> {
     let gate = gate.clone();
     workflow("queued").concurrency(limit).when_full(Queue::new()).run(move |ctx: Ctx, input: u64| {
@@ -47,7 +47,7 @@ fn held(limit: u32, gate: &Arc<Semaphore>) -> Workflow<u64, u64> {
         async move {
             let add = async || {
                 if input >= HELD {
-                    gate.acquire().await.expect("the gate is there").forget();
+                    gate.acquire().await.expect("the gate is open").forget();
                 }
                 Ok(input % HELD + 1)
             };
@@ -56,10 +56,10 @@ fn held(limit: u32, gate: &Arc<Semaphore>) -> Workflow<u64, u64> {
     })
 }
 
-/// Inputs from here on are those of executions that are held.
+/// Executions with this input or a larger one are held.
 const HELD: u64 = 1 << 40;
 
-/// Starts an execution for each input, by so many callers.
+/// Starts an execution for each input, by `callers` callers.
 pub(crate) async fn start_all(
     engine: &Engine,
     workflow: &Workflow<u64, u64>,
@@ -81,7 +81,7 @@ pub(crate) async fn start_all(
     }
 }
 
-/// Waits until a limit is used so.
+/// Waits until a limit has these counts.
 async fn until(engine: &Engine, key: Option<&str>, (used, waiting): (u64, u64)) {
     loop {
         let limit = engine.limit_use("queued", key).await.expect("a limit");
@@ -92,8 +92,8 @@ async fn until(engine: &Engine, key: Option<&str>, (used, waiting): (u64, u64)) 
     }
 }
 
-/// From the moment at which those that hold all permits end, until the last of a long line has ended; and executions
-/// without limits, in turn.
+/// Measures from the end of the executions that hold all permits until the last of a long queue has ended, in turn with
+/// executions without limits.
 pub(crate) fn queue(runtime: &Runtime, report: &Report) {
     const LIMIT: u64 = 64;
     if !report.wants("admission.queue") {
@@ -115,7 +115,7 @@ pub(crate) fn queue(runtime: &Runtime, report: &Report) {
             start_all(&engine, &queued, HELD..HELD + LIMIT, 256).await;
             start_all(&engine, &queued, 0..count, 256).await;
             until(&engine, None, (LIMIT, count)).await;
-            // The index takes what was written, and works while neither side is measured.
+            // The index takes in the commits while neither side is measured.
             tokio::time::sleep(Duration::from_millis(1500)).await;
             let (before, begin) = (commits(&engine).await, Instant::now());
             gate.add_permits(LIMIT as usize);
@@ -134,7 +134,8 @@ pub(crate) fn queue(runtime: &Runtime, report: &Report) {
     report.add(Figure { name: "admission.queue", value, unit: "executions/s", floor, target: "≥ 0.5" });
 }
 
-/// From the release of the one that runs until the next in line has begun, with a long line and with ten, in turn.
+/// Measures from the release of the running execution until the next one has begun, with a long queue and with ten, in
+/// turn.
 pub(crate) fn depth(runtime: &Runtime, report: &Report) {
     if !report.wants("admission.depth") {
         return;
@@ -160,7 +161,7 @@ pub(crate) fn depth(runtime: &Runtime, report: &Report) {
     report.add(Figure { name: "admission.depth", value, unit: "µs", floor, target: "≤ 1.5" });
 }
 
-/// What the executions of a line know of it.
+/// The part of a queue that its executions use.
 #[derive(Clone)]
 struct Inside {
     name: &'static str,
@@ -168,14 +169,14 @@ struct Inside {
     gate: Arc<Semaphore>,
 }
 
-/// An execution that runs, and so many behind it.
+/// A running execution, and a number of executions that wait behind it.
 struct Line {
     inside: Inside,
     begun: mpsc::UnboundedReceiver<()>,
     count: u64,
 }
 
-/// Executions of two lines, one of each at a time. The input is the number of the line.
+/// Executions of two queues, one of each at a time. The input is the number of the queue.
 fn in_lines(lines: [Inside; 2]) -> Workflow<u64, u64> {
     let names = lines.each_ref().map(|line| line.name);
     let limited = workflow("queued").concurrency_by(1, move |number: &u64| names[*number as usize]);
@@ -184,7 +185,7 @@ fn in_lines(lines: [Inside; 2]) -> Workflow<u64, u64> {
         async move {
             let wait = async || {
                 let _ = line.begun.send(());
-                line.gate.acquire().await.expect("the gate is there").forget();
+                line.gate.acquire().await.expect("the gate is open").forget();
                 Ok(number)
             };
             ctx.run("wait", wait).await
@@ -212,14 +213,14 @@ impl Line {
             start.await.expect("a task");
         }
         until(engine, Some(self.inside.name), (1, self.count)).await;
-        self.begun.recv().await.expect("the first one runs");
+        self.begun.recv().await.expect("the first execution runs");
     }
 
-    /// How long it takes, in microseconds. The execution that has ended is replaced at the end of the line.
+    /// Returns the time in microseconds. A new execution joins the end of the queue in place of the one that ended.
     async fn hand_over(&mut self, engine: &Engine, queued: &Workflow<u64, u64>, number: u64) -> f64 {
         let begin = Instant::now();
         self.inside.gate.add_permits(1);
-        self.begun.recv().await.expect("the next one runs");
+        self.begun.recv().await.expect("the next execution runs");
         let took = begin.elapsed().as_secs_f64() * 1e6;
         engine.start(queued, number).await.expect("a start");
         until(engine, Some(self.inside.name), (1, self.count)).await;

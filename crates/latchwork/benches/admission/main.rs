@@ -1,6 +1,6 @@
-//! The suite `admission`: what limits, lines, debounce, batches and schedules cost, as ratios to the figures of
-//! workflows, locks and the store in the same run. Run it by `cargo xtask bench admission`; docs/BENCHMARKS.md holds
-//! the figures and says what each of them means.
+//! The suite `admission`: the cost of limits, queues, debounce, batches and schedules, as ratios to the figures of
+//! workflows, locks and the store in the same run. Run it with `cargo xtask bench admission`. docs/BENCHMARKS.md
+//! contains the figures and explains each of them.
 
 // Benchmarks measure the machine's own time.
 #![allow(clippy::disallowed_methods)]
@@ -59,12 +59,12 @@ fn main() {
     report.finish();
 }
 
-/// How many commits an engine has made so far.
+/// The number of commits of an engine so far.
 async fn commits(engine: &Engine) -> u64 {
     engine.store().generation().await.expect("a generation").0
 }
 
-/// Tells how many commits there were for each of so many, if `LATCHWORK_STATS` is set.
+/// Prints the number of commits for each of `count` operations, if `LATCHWORK_STATS` is set.
 fn tell_commits(name: &str, what: &str, commits: u64, count: f64) {
     if std::env::var_os("LATCHWORK_STATS").is_some() {
         eprintln!("{name}: {:.3} commits for each {what}", commits as f64 / count);

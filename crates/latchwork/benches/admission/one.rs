@@ -1,4 +1,4 @@
-//! One key at a time: a start that is rejected, and starts that replace the one that is pending.
+//! One key at a time: a start that is rejected, and starts that replace the pending start.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use crate::load::{self, callers};
 use crate::report::{Figure, Report, median};
 use crate::{as_task, commits, steps_in, store, tell_commits};
 
-/// A start whose key is in use, against reading one key of the same store.
+/// A start whose key is in use, against a read of one key of the same store.
 pub(crate) fn reject(runtime: &Runtime, report: &Report) {
     const KEYS: u64 = 100;
     if !report.wants("admission.reject") {
@@ -55,7 +55,8 @@ pub(crate) fn reject(runtime: &Runtime, report: &Report) {
     report.add(Figure { name: "admission.reject", value, unit: "µs", floor, target: "≤ 5" });
 }
 
-/// Callers that start one key again and again, each start replacing the pending one; and the store's callers, in turn.
+/// Callers that start one key again and again, and each start replaces the pending one; in turn with the store's
+/// callers.
 pub(crate) fn debounce(runtime: &Runtime, report: &Report) {
     if !report.wants("admission.debounce") {
         return;
@@ -80,7 +81,7 @@ pub(crate) fn debounce(runtime: &Runtime, report: &Report) {
     report.add(Figure { name: "admission.debounce", value, unit: "calls/s", floor, target: "≥ 0.5" });
 }
 
-/// Has callers replace the pending start for a while. Gives the calls a second.
+/// Makes callers replace the pending start for `duration`. Returns calls per second.
 fn replace(runtime: &Runtime, engine: &Engine, debounced: &Workflow<u64, u64>, duration: Duration) -> f64 {
     const CALLERS: u64 = 64;
     let before = runtime.block_on(commits(engine));
@@ -94,7 +95,7 @@ fn replace(runtime: &Runtime, engine: &Engine, debounced: &Workflow<u64, u64>, d
             runtime.spawn(async move {
                 while !stop.load(Ordering::Relaxed) {
                     let handle = engine.start(&debounced, caller).await.expect("a start");
-                    assert_eq!(*handle.id(), pending, "it has replaced the pending one");
+                    assert_eq!(*handle.id(), pending, "it has replaced the pending start");
                     seen.fetch_add(1, Ordering::Relaxed);
                 }
             })

@@ -1,5 +1,5 @@
-//! Schedules: what many of them cost a process while none is due, and how late the last of many is that are due at the
-//! same moment.
+//! Schedules: the cost of many schedules for a process while none is due, and the delay of the last one if many are due
+//! at the same moment.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ const CALLERS: usize = 1024;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// Processor time and memory of a process that has opened a store with many schedules, none of them due, less those of
-/// a process that has opened a store without schedules.
+/// Processor time and memory of a process that has opened a store with many schedules that are not due, less those of a
+/// process that has opened a store without schedules.
 pub(crate) fn at_rest(report: &Report) {
     let is_wanted = ["cpu", "memory"].map(|part| report.wants(&format!("admission.schedules.{part}")));
     if is_wanted == [false; 2] {
@@ -50,7 +50,7 @@ pub(crate) fn at_rest(report: &Report) {
     }
 }
 
-/// The memory and the processor time that a child has measured.
+/// Returns the memory and the processor time that a child has measured.
 fn measured(mut child: Command) -> (f64, f64) {
     let output = child.output().expect("a child");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -59,7 +59,7 @@ fn measured(mut child: Command) -> (f64, f64) {
     (numbers.next().expect("the memory"), numbers.next().expect("the time of the processor"))
 }
 
-/// Puts so many schedules, all of which fire from tomorrow on.
+/// Puts `count` schedules that all fire from tomorrow on.
 pub(crate) fn child_schedule<'a>(words: impl Iterator<Item = &'a str>) {
     let (directory, count) = given(words);
     crate::runtime().block_on(async {
@@ -78,7 +78,7 @@ pub(crate) fn child_schedule<'a>(words: impl Iterator<Item = &'a str>) {
     });
 }
 
-/// Opens the store, waits until the index has taken everything, and is idle for so many seconds.
+/// Opens the store, waits until the index has taken in everything, and is idle for some seconds.
 pub(crate) fn child_scheduled<'a>(words: impl Iterator<Item = &'a str>) {
     let (directory, seconds) = given(words);
     crate::runtime().block_on(async {
@@ -91,8 +91,8 @@ pub(crate) fn child_scheduled<'a>(words: impl Iterator<Item = &'a str>) {
     });
 }
 
-/// From the moment at which many schedules are due until the body of the last execution begins; against the time until
-/// the last one begins of as many executions that callers start, in turn.
+/// Measures from the due time of many schedules until the body of the last execution begins, in turn with the same
+/// measurement for as many executions that callers start.
 pub(crate) fn late(runtime: &Runtime, report: &Report) {
     if !report.wants("admission.schedules.late") {
         return;
@@ -107,7 +107,7 @@ pub(crate) fn late(runtime: &Runtime, report: &Report) {
         runtime.block_on(start(&engine, &once, &begun, (count, callers)))
     };
     let tried = rates::IN_FLIGHT.map(|callers| (started(callers), callers));
-    let (_, best) = tried.into_iter().min_by(|a, b| a.0.total_cmp(&b.0)).expect("some were tried");
+    let (_, best) = tried.into_iter().min_by(|a, b| a.0.total_cmp(&b.0)).expect("at least one was tried");
     if std::env::var_os("LATCHWORK_STATS").is_some() {
         eprintln!("admission.schedules.late: ms of {count} starts by callers: {tried:.0?}");
     }
@@ -133,7 +133,7 @@ fn counted(begun: &Arc<Semaphore>) -> Workflow<u64, u64> {
     })
 }
 
-/// Has callers start executions. Gives the milliseconds until the last one has begun.
+/// Makes callers start executions. Returns the milliseconds until the last one has begun.
 async fn start(engine: &Engine, once: &Workflow<u64, u64>, begun: &Semaphore, (count, callers): (usize, usize)) -> f64 {
     let (before, begin) = (commits(engine).await, Instant::now());
     start_all(engine, once, 0..count as u64, callers).await;
@@ -144,8 +144,8 @@ async fn start(engine: &Engine, once: &Workflow<u64, u64>, begun: &Semaphore, (c
     took
 }
 
-/// Puts schedules that are all due at one moment, so long from now. Gives the milliseconds from that moment until the
-/// last execution has begun.
+/// Puts schedules that are all due `lead` from now. Returns the milliseconds from that moment until the last execution
+/// has begun.
 async fn fire(engine: &Engine, once: &Workflow<u64, u64>, begun: &Semaphore, (count, lead): (usize, Duration)) -> f64 {
     let (due, once) = (after(lead), once.clone());
     put_all(engine, count, move |number| {
@@ -153,7 +153,7 @@ async fn fire(engine: &Engine, once: &Workflow<u64, u64>, begun: &Semaphore, (co
         yearly.workflow(&once, number as u64)
     })
     .await;
-    // The index takes what was written, and works while nothing is measured.
+    // The index takes in the commits while nothing is measured.
     let left = due.0.saturating_sub(after(Duration::ZERO).0);
     assert!(left > 1_500_000, "the schedules were put in time: {left} µs are left");
     let before = commits(engine).await;
@@ -172,7 +172,7 @@ async fn until_quiet(engine: &Engine) {
     }
 }
 
-/// Puts so many schedules, with many callers at the same time.
+/// Puts `count` schedules, with many callers at the same time.
 async fn put_all(engine: &Engine, count: usize, schedule: impl Fn(usize) -> Schedule + Send + Sync + 'static) {
     let schedule = Arc::new(schedule);
     let tasks: Vec<_> = (0..CALLERS)
@@ -190,7 +190,7 @@ async fn put_all(engine: &Engine, count: usize, schedule: impl Fn(usize) -> Sche
     }
 }
 
-/// The time of day after so long.
+/// The time of day after `duration`.
 fn after(duration: Duration) -> Timestamp {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970");
     Timestamp(u64::try_from((now + duration).as_micros()).expect("a time that fits"))

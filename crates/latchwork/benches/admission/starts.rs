@@ -1,4 +1,4 @@
-//! Many starts at once: under limits that they do not reach, and gathered into batches; against starts without either.
+//! Many starts at once: under limits that they do not reach, and gathered into batches; against plain starts.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::{commits, rates, steps_in, steps_of, tell_commits};
 pub(crate) fn limit(runtime: &Runtime, report: &Report) {
     const KEYS: u64 = 1000;
     if report.wants("admission.limit") {
-        // At most a few of each key are in flight.
+        // At most a few executions of each key run at once.
         let limited = workflow("limited").concurrency_by(64, |number: &u64| (number % KEYS).to_string());
         let figure = ("admission.limit", "executions/s", "≥ 0.7");
         against_starts(runtime, report, &steps_in(limited, 1), figure);
@@ -31,7 +31,7 @@ pub(crate) fn batch(runtime: &Runtime, report: &Report) {
     }
 }
 
-/// Starts of a workflow, and of one of a single step without limits, in turn.
+/// Starts of this workflow, in turn with starts of a one-step workflow without limits.
 fn against_starts(
     runtime: &Runtime,
     report: &Report,

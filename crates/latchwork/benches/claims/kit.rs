@@ -95,7 +95,7 @@ impl Kit {
                 let waits = waits.clone();
                 async move {
                     waits.bodies.fetch_add(1, Ordering::SeqCst);
-                    waits.gate.acquire().await.expect("the gate is there").forget();
+                    waits.gate.acquire().await.expect("the gate is open").forget();
                     Ok::<_, std::io::Error>(Outcome::done())
                 }
             })

@@ -51,7 +51,7 @@ fn run_updates(runtime: &Runtime, entities: &Entities, updaters: &mut Vec<Update
                     let at = updater.random.usize(..updater.entities.len());
                     let (id, rev) = &mut updater.entities[at];
                     let update = Update::new(id.as_str()).data(document(rev.0)).if_rev(*rev);
-                    *rev = entities.update(update).await.expect("nobody else writes this one");
+                    *rev = entities.update(update).await.expect("no other task writes this entity");
                     seen.fetch_add(1, Ordering::Relaxed);
                 }
                 updater

@@ -81,7 +81,7 @@ pub(crate) fn child_asleep<'a>(words: impl Iterator<Item = &'a str>) {
 async fn idle(engine: &Engine) {
     // The last commits are not folded into the index yet.
     tokio::time::sleep(Duration::from_secs(3)).await;
-    assert_eq!(engine.residents(), 0, "what sleeps is not in memory");
+    assert_eq!(engine.residents(), 0, "sleeping executions are not in memory");
     let before = processor_seconds();
     tokio::time::sleep(IDLE).await;
     println!("{} {}", resident_mb(), processor_seconds() - before);

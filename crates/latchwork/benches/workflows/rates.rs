@@ -11,7 +11,7 @@ use crate::load::{self, callers};
 use crate::report::{Figure, Report, median};
 use crate::{steps_of, store};
 
-/// The numbers of executions in flight that are tried first. The best of them is measured.
+/// The numbers of concurrent executions that are tried first. The best of them is measured.
 pub(crate) const IN_FLIGHT: [usize; 3] = [256, 1024, 4096];
 
 /// Steps per second of executions of ten steps. Returns the rate.
@@ -54,11 +54,11 @@ fn rate(runtime: &Runtime, report: &Report, steps: u64, name: &str, unit: &str, 
 
 /// Folds everything into the index, so that neither side works while the other is measured.
 pub(crate) fn settle(engine: &Engine) {
-    assert_eq!(engine.residents(), 0, "what has ended leaves memory");
+    assert_eq!(engine.residents(), 0, "ended executions leave memory");
     std::thread::sleep(Duration::from_millis(1500));
 }
 
-/// Keeps a number of executions in flight for a while. Returns how many ended per second.
+/// Keeps a number of executions running for a while. Returns how many ended per second.
 pub(crate) fn run(
     runtime: &Runtime,
     engine: &Engine,
@@ -95,7 +95,7 @@ pub(crate) fn run(
     seen.load(Ordering::Relaxed) as f64 / begin.elapsed().as_secs_f64()
 }
 
-/// Returns the number of executions in flight with the highest rate.
+/// Returns the number of concurrent executions with the highest rate.
 pub(crate) fn best_in_flight(
     runtime: &Runtime,
     engine: &Engine,
@@ -107,7 +107,7 @@ pub(crate) fn best_in_flight(
         (run(runtime, engine, several, in_flight, each), in_flight)
     });
     if std::env::var_os("LATCHWORK_STATS").is_some() {
-        eprintln!("{} by executions in flight: {tried:.0?}", several.name());
+        eprintln!("{} by concurrent executions: {tried:.0?}", several.name());
     }
     tried.iter().max_by(|a, b| a.0.total_cmp(&b.0)).map_or(IN_FLIGHT[0], |(_, in_flight)| *in_flight)
 }

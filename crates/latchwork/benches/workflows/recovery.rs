@@ -60,7 +60,7 @@ pub(crate) fn recovery(runtime: &Runtime, report: &Report, steps: Option<f64>) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     });
-    assert_eq!(seen.count.load(Ordering::SeqCst), count, "every execution was gone on with, once");
+    assert_eq!(seen.count.load(Ordering::SeqCst), count, "every execution continued once");
     let since_begin = |time: &Mutex<Option<Instant>>| time.lock().map_or(f64::NAN, |time| (time - begin).as_secs_f64());
     let (first, last) = (since_begin(&seen.first), since_begin(&seen.last));
     let value = count as f64 / last;

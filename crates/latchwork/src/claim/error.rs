@@ -80,7 +80,7 @@ pub enum ClaimError {
     #[error("{place} is damaged: it cannot be read")]
     Corrupt { place: String },
     /// This program does not know the version of a stored record.
-    #[error("{place} has version {found}; this program reads versions 1 to {supported}: use a newer one")]
+    #[error("{place} has version {found}; this program reads versions 1 to {supported}: use a newer program")]
     UnknownVersion { place: String, found: u8, supported: u8 },
     /// An entity could not be written.
     #[error(transparent)]

@@ -1,5 +1,6 @@
-//! Building indexes over entities that are there already, and clearing away those that are no longer wanted; both in
-//! small commits beside everybody else's. What a process leaves half done, the next declaration of the type finishes.
+//! Builds indexes over entities that exist already, and clears indexes that are no longer wanted. Both happen in small
+//! commits while other writers continue. If a process dies in between, the next declaration of the type finishes the
+//! work.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,16 +14,16 @@ use crate::lane::{Part, Tag};
 use crate::record::Record as _;
 use crate::store::{Check, Commit, Order, Outcome, Rev, StoreError, View};
 
-/// How many entities one commit puts into an index, or takes out of it.
+/// The number of entities that one commit puts into an index or takes out of it.
 const BATCH: usize = 200;
 
-/// The declaration of the type is as it was read.
+/// The declaration of the type has not changed since it was read.
 const DECLARED: Tag = Tag("declared");
 
 impl Entities {
-    /// Declares indexes and unique values of a type. What is declared already stays; what is new is built over the
-    /// entities that there are, while others go on, and is used from then on. If they hold a value twice that is to be
-    /// unique, this fails, names two of them, and leaves no trace.
+    /// Declares indexes and unique values of a type. What is declared already stays. A new index is built over the
+    /// existing entities while other writers continue, and is used when it is complete. If two entities have the same
+    /// value where it must be unique, this fails, names both, and leaves nothing behind.
     pub fn declare(&self, spec: TypeSpec) -> impl Future<Output = Result<()>> + Send + use<> {
         self.clone().add_declared(spec)
     }
@@ -30,7 +31,7 @@ impl Entities {
     async fn add_declared(self, spec: TypeSpec) -> Result<()> {
         let asked = spec.checked()?;
         self.change_declaration(&spec.name, |declaration| declaration.with_missing(&spec.name, &asked)).await?;
-        // What somebody else was building has failed for them, and for whoever asked for it beside them.
+        // If another caller built the index and failed, the index is gone for this caller, too.
         let (_, declaration) = self.declaration(&spec.name).await?;
         match asked.iter().find(|(fields, unique)| declaration.find(fields, *unique).is_none()) {
             Some(_) => Err(EntityError::Declaration {
@@ -41,7 +42,7 @@ impl Entities {
         }
     }
 
-    /// Takes back what was declared of a type: those indexes and unique values that are named and exist.
+    /// Removes indexes and unique values from the declaration of a type: those that are named and exist.
     pub fn undeclare(&self, spec: TypeSpec) -> impl Future<Output = Result<()>> + Send + use<> {
         self.clone().remove_declared(spec)
     }
@@ -56,7 +57,7 @@ impl Entities {
         self.change_declaration(&spec.name, without_named).await
     }
 
-    /// Changes the declaration, and does what follows from that.
+    /// Changes the declaration, and builds or clears indexes accordingly.
     async fn change_declaration(
         &self,
         entity_type: &str,
@@ -90,7 +91,7 @@ impl Entities {
         Ok(self.store().commit(commit).await?.is_applied())
     }
 
-    /// Finishes whatever is half done.
+    /// Finishes the indexes that are half built or half cleared.
     async fn settle(&self, entity_type: &str) -> Result<()> {
         loop {
             let (rev, declaration) = self.declaration(entity_type).await?;
@@ -106,7 +107,7 @@ impl Entities {
             };
             let state = if built.is_ok() { IndexState::Ready } else { IndexState::Dropping };
             match built {
-                // Somebody else has gone on with it.
+                // Another caller has continued it.
                 Ok(false) => continue,
                 // The store failed, not the index.
                 Err(EntityError::Store(error)) => return Err(error.into()),
@@ -120,7 +121,7 @@ impl Entities {
         }
     }
 
-    /// Puts every entity of the type into an index. Tells whether the declaration stayed the same meanwhile.
+    /// Puts every entity of the type into an index. Returns true if the declaration stayed the same meanwhile.
     async fn build(&self, entity_type: &str, rev: Option<Rev>, index: &Index) -> Result<bool> {
         let list = index::prefix(entity_type, 0);
         let mut rest = self.index_prefix(&list);
@@ -139,14 +140,14 @@ impl Entities {
             match self.store().commit(entering.commit).await {
                 Ok(Outcome::Applied(_)) => (rest, batch) = (rest.after(last), BATCH),
                 Ok(Outcome::Refused(refusal)) if declared.has_failed(&refusal, DECLARED) => return Ok(false),
-                // An entity was written meanwhile. Those that are written all the time get in by their writers.
+                // An entity was written meanwhile. A writer that writes it again and again also puts it into the index.
                 Ok(Outcome::Refused(_)) => batch = (batch / 2).max(1),
                 Err(error) => batch = smaller(batch, error)?,
             }
         }
     }
 
-    /// Adds an entity's entry to a commit, unless it is there.
+    /// Adds an entity's entry to a commit, unless the entry exists.
     async fn enter(&self, view: &View, entering: &mut Entering, index: &Index, id: &EntityId) -> Result<()> {
         let key = self.key(id);
         let damaged = || EntityError::corrupt(format!("entity {id:?}"));
@@ -173,7 +174,7 @@ impl Entities {
         Ok(())
     }
 
-    /// Takes every entry out of an index that nobody keeps any more.
+    /// Removes every entry of an index that writers no longer maintain.
     async fn clear(&self, entity_type: &str, rev: Option<Rev>, index: &Index) -> Result<()> {
         let range = self.index_prefix(&index::prefix(entity_type, index.number));
         let mut batch = BATCH;
@@ -193,14 +194,14 @@ impl Entities {
     }
 }
 
-/// Entries on their way into an index.
+/// Entries that are about to be put into an index.
 struct Entering {
     commit: Commit,
-    /// Whose they are.
+    /// The owners of the entries.
     owners: BTreeMap<Vec<u8>, EntityId>,
 }
 
-/// Half of a batch that was more than a commit takes.
+/// Half of a batch that was too large for a commit.
 fn smaller(batch: usize, error: StoreError) -> Result<usize> {
     match error {
         StoreError::TooManyOperations { .. } | StoreError::CommitTooLarge { .. } if batch > 1 => Ok(batch / 2),

@@ -1,6 +1,6 @@
-//! Types and what is declared of them: indexes and unique values. A declaration is a record of the store, and every
-//! write of an entity checks that the declaration it went by is still the one that holds. So an index misses nothing,
-//! whoever declares it and whenever; and a view of the past reads the declaration of its own time.
+//! Types and their declarations: indexes and unique values. A declaration is a record of the store, and every write of
+//! an entity checks that the declaration it used is still valid. So an index misses no entity, no matter when it is
+//! declared; and a view of the past reads the declaration of its own time.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::entity::{EntityError, Result};
 use crate::record::{Record, stored};
 use crate::store::{Item, Rev};
 
-/// What is to be declared of a type.
+/// The declaration of a type.
 ///
 /// ```
 /// # use latchwork::entity::TypeSpec;
@@ -47,13 +47,13 @@ impl TypeSpec {
         TypeSpec { name: name.into(), indexes: Vec::new() }
     }
 
-    /// No two entities of the type may have the same values in all of these fields. One that lacks any of them, or has
-    /// null there, is free.
+    /// No two entities of the type may have the same values in all of these fields. The rule does not apply to an
+    /// entity that lacks one of them or has null in it.
     pub fn unique(self, fields: impl IntoIterator<Item = impl Into<String>>) -> TypeSpec {
         self.with(fields, true)
     }
 
-    /// Finds by these fields, in this order, need not look at every entity of the type.
+    /// Finds by these fields, in this order, do not have to read every entity of the type.
     pub fn index(self, fields: impl IntoIterator<Item = impl Into<String>>) -> TypeSpec {
         self.with(fields, false)
     }
@@ -63,7 +63,7 @@ impl TypeSpec {
         self
     }
 
-    /// The fields of each index, if the spec is well made.
+    /// The fields of each index, if the spec is valid.
     pub(crate) fn checked(&self) -> Result<Vec<(Vec<Field>, bool)>> {
         check_type_name(&self.name)?;
         let refuse =
@@ -87,7 +87,7 @@ impl TypeSpec {
     }
 }
 
-/// What holds of a type.
+/// The stored declaration of a type.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub(crate) struct Declaration {
     /// The number of the last index that was declared.
@@ -106,17 +106,17 @@ impl Declaration {
         self.indexes.iter().find(|index| index.number == number)
     }
 
-    /// Indexes that writers keep.
+    /// The indexes that writers maintain.
     pub(crate) fn kept(&self) -> impl Iterator<Item = &Index> {
         self.indexes.iter().filter(|index| index.is_kept())
     }
 
-    /// Indexes that finds can rely on.
+    /// The indexes that finds can use.
     pub(crate) fn ready(&self) -> impl Iterator<Item = &Index> {
         self.indexes.iter().filter(|index| index.state == IndexState::Ready)
     }
 
-    /// The declaration with all that is asked for. What was missing is to be built.
+    /// The declaration with everything that is asked for. The missing indexes must be built.
     pub(crate) fn with_missing(&self, entity_type: &str, asked: &[(Vec<Field>, bool)]) -> Result<Declaration> {
         let refuse = |reason: String| EntityError::Declaration { entity_type: entity_type.into(), reason };
         let mut changed = self.clone();
@@ -127,7 +127,7 @@ impl Declaration {
             if changed.indexes.len() >= INDEXES {
                 return Err(refuse(format!("a type has at most {INDEXES} indexes")));
             }
-            let spent = || refuse("it has been given all the numbers for indexes that there are".into());
+            let spent = || refuse("all numbers for its indexes are used up".into());
             changed.last = changed.last.checked_add(1).filter(|number| *number < SUBTYPES).ok_or_else(spent)?;
             let (number, fields, unique) = (changed.last, fields.clone(), *unique);
             changed.indexes.push(Index { number, unique, state: IndexState::Building, fields });
@@ -152,22 +152,22 @@ impl Declaration {
     }
 }
 
-/// A declaration with the rev it was read at; `None` of a type that was never declared.
+/// A declaration with the rev it was read at; `None` if the type was never declared.
 pub(crate) type Declared = Option<(Rev, Arc<Declaration>)>;
 
-/// Declarations used lately. What is remembered may be old: writers check it, readers compare the rev.
+/// Recently used declarations. They may be out of date: writers check them, readers compare the rev.
 #[derive(Default)]
 pub(crate) struct Declarations {
     known: RwLock<HashMap<Arc<str>, Declared>>,
 }
 
 impl Declarations {
-    /// What was last known of a type.
+    /// The last known declaration of a type.
     pub(crate) fn known(&self, entity_type: &str) -> Option<Declared> {
         self.known.read().get(entity_type).cloned()
     }
 
-    /// The declaration that an item of the store holds.
+    /// Reads the declaration from an item of the store.
     pub(crate) fn read(&self, entity_type: &str, item: Option<Item>) -> Result<Declared> {
         let Some(item) = item else { return Ok(None) };
         if let Some(Some((rev, known))) = self.known.read().get(entity_type)

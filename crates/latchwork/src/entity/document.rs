@@ -1,4 +1,4 @@
-//! An entity as callers see it, and the record it is stored as.
+//! An entity as callers see it, and its stored record.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::store::{Bytes, Generation, Item, Rev, Timestamp, Uuid};
 pub const ID_BYTES: usize = 512;
 
 text_id!(
-    /// Names an entity: any text of 1 to 512 bytes.
+    /// Makes the id of an entity: any text of 1 to 512 bytes.
     EntityId
 );
 
@@ -33,7 +33,7 @@ impl EntityId {
         }
     }
 
-    /// The id that a stored index entry or key holds.
+    /// Reads the id from a stored index entry or key.
     pub(crate) fn from_stored(bytes: &[u8]) -> Result<EntityId> {
         match std::str::from_utf8(bytes) {
             Ok(text) => Ok(text.into()),
@@ -66,12 +66,12 @@ impl PartialEq<&str> for EntityId {
     }
 }
 
-/// When something was committed.
+/// The time of a commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Moment {
-    /// In the store's order.
+    /// The generation, in the store's order.
     pub generation: Generation,
-    /// By the store's clock.
+    /// The time, by the store's clock.
     pub time: Timestamp,
 }
 
@@ -81,21 +81,21 @@ pub struct Moment {
 /// `_rev` it reads as rev 1.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Entity {
-    /// Its name, among all entities of the store.
+    /// Its id, unique among all entities of the store.
     pub id: EntityId,
-    /// What kind of thing it is.
+    /// Its type.
     #[serde(rename = "type")]
     pub entity_type: Arc<str>,
-    /// Which of the things of that kind, if that is said.
+    /// Its subtype, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subtype: Option<Arc<str>>,
-    /// What it says.
+    /// Its data.
     pub data: Value,
-    /// What is said of it.
+    /// Its metadata.
     #[serde(default)]
     pub metadata: Map<String, Value>,
-    /// How often it was written. It starts at 1, rises with every change and never comes back, also not after the
-    /// entity was removed and added again.
+    /// The number of writes. It starts at 1, rises with every change and never returns to an earlier value, also not
+    /// after the entity was removed and added again.
     #[serde(rename = "_rev", default = "first_rev")]
     pub rev: Rev,
     /// When it was added.
@@ -107,7 +107,7 @@ pub struct Entity {
 }
 
 impl Entity {
-    /// The data as a value of one's own type.
+    /// The data as a value of your own type.
     pub fn parse<T: DeserializeOwned>(&self) -> Result<T> {
         T::deserialize(&self.data)
             .map_err(|error| EntityError::Mismatch { id: self.id.clone(), message: error.to_string() })
@@ -135,18 +135,18 @@ struct MomentJson {
     time: Timestamp,
 }
 
-/// An entity without what the store itself knows of it.
+/// An entity without the fields that the store itself adds.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Record {
     pub(crate) entity_type: Arc<str>,
     pub(crate) subtype: Option<Arc<str>>,
-    /// Of a record that is about to be added, zero: the store puts it in.
+    /// Zero in a record that is about to be added: the store puts it in.
     pub(crate) created: Moment,
     pub(crate) data: Value,
     pub(crate) metadata: Map<String, Value>,
 }
 
-/// How a record is written, behind a byte of version and when it was added. In version 2 the subtype stands behind it.
+/// The encoding of a record, after a byte for the version and the time of the add. Version 2 has the subtype behind it.
 #[derive(Serialize, Deserialize)]
 struct Stored<'a> {
     entity_type: &'a str,
@@ -157,10 +157,10 @@ struct Stored<'a> {
 }
 
 impl Record {
-    /// Where an encoded record says when it was added: generation and time, 16 bytes.
+    /// The offset of the time of the add in an encoded record: generation and time, 16 bytes.
     pub(crate) const STAMP: usize = 1;
 
-    /// What is stored of the entity of this id.
+    /// Reads the stored record of the entity with this id.
     pub(crate) fn of(id: &EntityId, stored: &[u8]) -> Result<Record, BadRecord> {
         Record::decode(stored).map_err(|why| why.at(format!("entity {id:?}")))
     }

@@ -1,5 +1,5 @@
-//! What a find looks for: comparisons of fields with values, and their combinations. Made in code or read from JSON;
-//! what is wrong with either is kept and told, with its place, when the filter is used.
+//! The condition of a find: comparisons of fields with values, and their combinations, made in code or read from JSON.
+//! A mistake in either is kept and reported, with its position, when the filter is used.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -11,41 +11,41 @@ use crate::json::{self, JsonError, Path, PathError};
 
 mod parse;
 
-/// How deeply filters nest.
+/// The most levels of a filter.
 const DEPTH: usize = 128;
 
-/// Why a filter or an order cannot be used, and where in it.
+/// Why a filter or an order cannot be used, and the position of the mistake.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("the query is malformed at {at}: {problem}")]
 pub struct FilterError {
-    /// The place: operators and paths from the outside in, for example `and[1].data.age.greater`.
+    /// The position: operators and paths from the outside in, for example `and[1].data.age.greater`.
     pub at: String,
-    /// What is wrong there.
+    /// What is wrong at that position.
     pub problem: FilterProblem,
 }
 
-/// What can be wrong with a filter.
+/// The mistakes in a filter.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 #[allow(missing_docs)] // The fields are what the messages say.
 pub enum FilterProblem {
-    /// A path that cannot be read.
+    /// The path cannot be read.
     #[error("{0}")]
     Path(PathError),
-    /// A path that does not say where it starts.
+    /// The path does not start with `data` or `metadata`.
     #[error("{path:?} names no field; a path starts with `data`, or with `metadata.` and a field")]
     Root { path: String },
-    /// An operator that does not exist.
+    /// The operator does not exist.
     #[error("there is no operator {name:?}; there are {}", parse::OPERATORS.join(", "))]
     UnknownOperator { name: String },
-    /// An operator with an operand that it cannot work with.
+    /// The operator does not accept its operand.
     #[error("{operator} takes {wanted}")]
     Operand { operator: Cow<'static, str>, wanted: Cow<'static, str> },
-    /// A value that is no JSON.
+    /// The value is not JSON.
     #[error("{0}")]
     Value(JsonError),
-    /// A filter nested too deeply.
+    /// The filter is nested too deeply.
     #[error("filters nest at most {limit} deep")]
     TooDeep { limit: usize },
 }
@@ -62,7 +62,7 @@ impl FilterError {
     }
 }
 
-/// A place in an entity: `data`, or a path into `data` or `metadata`. It is stored as it is written.
+/// A field of an entity: `data`, or a path into `data` or `metadata`. It is stored as it is written.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub(crate) struct Field(Path);
@@ -109,8 +109,8 @@ impl std::fmt::Display for Field {
 
 /// A condition on entities.
 ///
-/// Values compare as JSON values do: `1` equals `1.0` and not `"1"`; a number is neither greater nor less than a
-/// string. No comparison holds of a field that is not there; `not` holds where the comparison does not.
+/// Values compare as JSON values: `1` equals `1.0` and not `"1"`; a number is neither greater nor less than a string.
+/// No comparison is true for a missing field; `not` is true where the comparison is false.
 ///
 /// ```
 /// use latchwork::entity::{Filter, field};
@@ -128,9 +128,9 @@ pub fn field(path: &str) -> FieldRef {
     FieldRef { field: Field::parse(path) }
 }
 
-/// A field that is about to be compared.
+/// A field, before it is compared.
 #[derive(Debug, Clone)]
-#[must_use = "a field says nothing until it is compared"]
+#[must_use = "a field is not a filter until it is compared"]
 pub struct FieldRef {
     field: Result<Field, FilterError>,
 }
@@ -138,9 +138,9 @@ pub struct FieldRef {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Node {
     Is(Field, Comparison),
-    /// Of none, true.
+    /// True for an empty list.
     All(Vec<Node>),
-    /// Of none, false.
+    /// False for an empty list.
     Any(Vec<Node>),
     Not(Box<Node>),
 }
@@ -170,67 +170,67 @@ impl FieldRef {
         }))
     }
 
-    /// Holds if the field has this value.
+    /// True if the field has this value.
     pub fn equals(self, value: impl Serialize) -> Filter {
         self.compare(|| Ok(Comparison::Equals(given(value)?)))
     }
 
-    /// Holds if the field has another value, or is not there.
+    /// True if the field has another value, or is missing.
     pub fn not(self, value: impl Serialize) -> Filter {
         self.equals(value).negate()
     }
 
-    /// Holds if the value is greater, of the same kind: numbers, strings or booleans.
+    /// True if the value is greater, and of the same kind: number, string or boolean.
     pub fn greater(self, value: impl Serialize) -> Filter {
         self.compare(|| Ok(Comparison::Greater(ordered("greater", given(value)?)?)))
     }
 
-    /// Holds if the value is greater or equal, of the same kind.
+    /// True if the value is greater or equal, and of the same kind.
     pub fn at_least(self, value: impl Serialize) -> Filter {
         self.compare(|| Ok(Comparison::AtLeast(ordered("at_least", given(value)?)?)))
     }
 
-    /// Holds if the value is less, of the same kind.
+    /// True if the value is less, and of the same kind.
     pub fn less(self, value: impl Serialize) -> Filter {
         self.compare(|| Ok(Comparison::Less(ordered("less", given(value)?)?)))
     }
 
-    /// Holds if the value is less or equal, of the same kind.
+    /// True if the value is less or equal, and of the same kind.
     pub fn at_most(self, value: impl Serialize) -> Filter {
         self.compare(|| Ok(Comparison::AtMost(ordered("at_most", given(value)?)?)))
     }
 
-    /// Holds if the value lies between the two, both included.
+    /// True if the value lies between the two, both included.
     pub fn between(self, low: impl Serialize, high: impl Serialize) -> Filter {
         self.compare(|| between(given(low)?, given(high)?))
     }
 
-    /// Holds if the field has one of these values.
+    /// True if the field has one of these values.
     pub fn one_of(self, values: impl IntoIterator<Item = impl Serialize>) -> Filter {
         self.compare(|| Ok(Comparison::OneOf(values.into_iter().map(given).collect::<Result<_, _>>()?)))
     }
 
-    /// Holds if the field is an array with this element, or a string with this part.
+    /// True if the field is an array with this element, or a string with this part.
     pub fn contains(self, value: impl Serialize) -> Filter {
         self.compare(|| Ok(Comparison::Contains(given(value)?)))
     }
 
-    /// Holds if the field is an array with all of these elements.
+    /// True if the field is an array with all of these elements.
     pub fn has_all(self, values: impl IntoIterator<Item = impl Serialize>) -> Filter {
         self.compare(|| Ok(Comparison::HasAll(values.into_iter().map(given).collect::<Result<_, _>>()?)))
     }
 
-    /// Holds if the field is there, be it null.
+    /// True if the field exists, even if it is null.
     pub fn exists(self) -> Filter {
         self.compare(|| Ok(Comparison::Exists))
     }
 
-    /// Holds if the field is a string that starts so.
+    /// True if the field is a string with this start.
     pub fn starts_with(self, prefix: impl Into<String>) -> Filter {
         self.compare(|| Ok(Comparison::StartsWith(prefix.into())))
     }
 
-    /// Holds if the field is a string that ends so.
+    /// True if the field is a string with this end.
     pub fn ends_with(self, suffix: impl Into<String>) -> Filter {
         self.compare(|| Ok(Comparison::EndsWith(suffix.into())))
     }
@@ -240,7 +240,7 @@ fn given(value: impl Serialize) -> Result<Value, FilterProblem> {
     json::to_value(&value).map_err(FilterProblem::Value)
 }
 
-/// Only numbers, strings and booleans have an order that a filter can ask for.
+/// Only numbers, strings and booleans can be compared by order.
 fn ordered(operator: &'static str, value: Value) -> Result<Value, FilterProblem> {
     match value {
         Value::Number(_) | Value::String(_) | Value::Bool(_) => Ok(value),
@@ -257,12 +257,12 @@ fn between(low: Value, high: Value) -> Result<Comparison, FilterProblem> {
 }
 
 impl Filter {
-    /// Holds of every entity.
+    /// True for every entity.
     pub fn all() -> Filter {
         Filter(Ok(Node::All(Vec::new())))
     }
 
-    /// Holds if both do.
+    /// True if both are true.
     pub fn and(self, other: Filter) -> Filter {
         self.join(other, |nodes| match nodes {
             (Node::All(mut all), Node::All(more)) => {
@@ -277,7 +277,7 @@ impl Filter {
         })
     }
 
-    /// Holds if at least one does.
+    /// True if at least one is true.
     pub fn or(self, other: Filter) -> Filter {
         self.join(other, |nodes| match nodes {
             (Node::Any(mut any), node) => {
@@ -288,7 +288,7 @@ impl Filter {
         })
     }
 
-    /// Holds if this does not.
+    /// True if this filter is false.
     pub fn negate(self) -> Filter {
         Filter(self.0.map(|node| Node::Not(Box::new(node))))
     }
@@ -297,7 +297,7 @@ impl Filter {
         Filter(self.0.and_then(|one| Ok(join((one, other.0?)))))
     }
 
-    /// The filter if it is well made.
+    /// The filter, if it is valid.
     pub(crate) fn checked(self) -> Result<Node, FilterError> {
         let node = self.0?;
         match node.is_deeper_than(DEPTH) {

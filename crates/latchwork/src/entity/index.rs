@@ -1,8 +1,8 @@
-//! Where an entity stands in indexes: the keys of its entries. Each entry's value is the entity's id.
+//! The index entries of an entity: their keys. The value of each entry is the entity's id.
 //!
-//! A key is the type's name, a zero byte, the index's number and then the encoded values of its fields and the id. What
-//! must be unique has no id in its key, so that there can be only one. Index 0 is the list of all entities of a type,
-//! and the last one that of those with a subtype, by subtype.
+//! A key is the type's name, a zero byte, the index's number, the encoded values of its fields and the id. The key of a
+//! unique value has no id, so only one entity can have it. Index 0 is the list of all entities of a type. The last
+//! index number is the index of subtypes.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -12,24 +12,24 @@ use crate::entity::filter::Field;
 use crate::entity::{EntityError, EntityId, Result};
 use crate::json;
 
-/// An index as it is declared and kept.
+/// An index as it is declared and stored.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Index {
-    /// Its number within the type; never given out twice.
+    /// Its number within the type. A number is never used twice.
     pub(crate) number: u16,
     pub(crate) unique: bool,
     pub(crate) state: IndexState,
     pub(crate) fields: Vec<Field>,
 }
 
-/// How far an index is.
+/// The state of an index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum IndexState {
-    /// Writers keep it, but not all entities that were there before are in it.
+    /// Writers maintain it, but it does not yet contain all entities that existed before.
     Building,
     /// It has an entry for every entity of its type.
     Ready,
-    /// Nobody keeps it any more; its entries are being cleared away.
+    /// Writers no longer maintain it, and its entries are being cleared.
     Dropping,
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct Entry {
     pub(crate) key: Vec<u8>,
     /// The number of the index.
     pub(crate) index: u16,
-    /// Whether the key is one that only one entity may have.
+    /// True if only one entity may have the key.
     pub(crate) unique: bool,
 }
 
@@ -52,7 +52,7 @@ pub(crate) fn prefix(entity_type: &str, number: u16) -> Vec<u8> {
     key
 }
 
-/// The type and the number of the index that a key belongs to.
+/// Reads the type and the number of the index from a key.
 pub(crate) fn read_prefix(key: &[u8]) -> Option<(&str, u16)> {
     let end = key.iter().position(|byte| *byte == 0)?;
     let number = key.get(end + 1..end + 3)?;
@@ -66,17 +66,17 @@ pub(crate) fn listed(entity_type: &str, id: &EntityId) -> Vec<u8> {
     key
 }
 
-/// The number of the index of subtypes, which every type has. No declaration is given it.
+/// The number of the index of subtypes, which every type has. No declared index gets this number.
 pub(crate) const SUBTYPES: u16 = u16::MAX;
 
-/// The start of the keys of all entities of a type and a subtype.
+/// The start of the keys of all entities with a type and a subtype.
 pub(crate) fn subtype_prefix(entity_type: &str, subtype: &str) -> Vec<u8> {
     let mut key = prefix(entity_type, SUBTYPES);
     json::encode(&mut key, Some(&Value::String(subtype.into())));
     key
 }
 
-/// The entry of an entity in the index of subtypes, if it has one.
+/// The entry of an entity in the index of subtypes, if the entity has a subtype.
 pub(crate) fn subtyped(id: &EntityId, record: &Record) -> Option<Entry> {
     let mut key = subtype_prefix(&record.entity_type, record.subtype.as_deref()?);
     key.extend_from_slice(id.as_bytes());
@@ -84,20 +84,20 @@ pub(crate) fn subtyped(id: &EntityId, record: &Record) -> Option<Entry> {
 }
 
 impl Index {
-    /// The fields as messages name them.
+    /// The fields as shown in messages.
     pub(crate) fn names(&self) -> String {
         let names: Vec<String> = self.fields.iter().map(ToString::to_string).collect();
         names.join(" and ")
     }
 
-    /// Whether writers keep it.
+    /// True if writers maintain it.
     pub(crate) fn is_kept(&self) -> bool {
         self.state != IndexState::Dropping
     }
 
     pub(crate) fn entry(&self, id: &EntityId, record: &Record, key_bytes: usize) -> Result<Entry> {
         let mut key = prefix(&record.entity_type, self.number);
-        // As in SQL, what is not there or null is like nothing else.
+        // As in SQL, a missing or null value is equal to no other.
         let mut unique = self.unique;
         for field in &self.fields {
             let value = field.find(&record.data, &record.metadata);

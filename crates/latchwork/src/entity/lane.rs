@@ -1,6 +1,6 @@
-//! Read, change, write of one entity by many tasks of this process. They go through the entity's lane one after the
-//! other, each on what the one before it has decided and without waiting until that is durable: so their commits share
-//! syncs, and they lose races only to writers elsewhere.
+//! Read-change-write of one entity by many tasks of this process. They go through the entity's lane one after the
+//! other. Each starts from the state that the one before it has decided, and does not wait until that is durable. So
+//! their commits share syncs, and they lose races only to writers elsewhere.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -28,24 +28,24 @@ use crate::store::{self, Commit, Decided, Env, Key, Outcome, Rev};
 /// An entity while it is being changed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Draft {
-    /// Its name.
+    /// Its id.
     pub id: EntityId,
-    /// What kind of thing it is.
+    /// Its type.
     pub entity_type: Arc<str>,
-    /// Which of the things of that kind; what this holds afterwards is written.
+    /// Its subtype. The value after the change is written.
     pub subtype: Option<Arc<str>>,
     /// The rev that the change starts from.
     pub rev: Rev,
-    /// What it says; what this holds afterwards is written.
+    /// Its data. The value after the change is written.
     pub data: Value,
-    /// What is said of it; what this holds afterwards is written.
+    /// Its metadata. The value after the change is written.
     pub metadata: Map<String, Value>,
 }
 
-/// Why a change did not happen: for a reason of the entity's or of the change's own.
+/// Why a change did not happen: the entity failed, or the change itself refused.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ChangeError<E> {
-    /// It could not be read or written.
+    /// The entity could not be read or written.
     #[error(transparent)]
     Entity(#[from] EntityError),
     /// The change itself refused.
@@ -56,7 +56,7 @@ pub enum ChangeError<E> {
 /// The lanes in use.
 #[derive(Default)]
 pub(crate) struct Lanes {
-    /// Each with the callers that have a place in it.
+    /// Each with the number of callers in it.
     busy: Mutex<HashMap<EntityId, (usize, Arc<Lane>)>>,
 }
 
@@ -70,53 +70,54 @@ struct Lane {
 
 #[derive(Default)]
 struct State {
-    /// Whether there is a turn.
+    /// True while a caller has the turn.
     is_taken: bool,
-    /// What the turn has left to do, if that takes more than a poll.
+    /// The rest of the turn's work, if it takes more than one poll.
     rest: Option<Rest>,
     left: Left,
-    /// How many commits were sent in turns. What was read before the last of them may be out of date.
+    /// The number of commits that were sent in turns. A read before the last of them may be out of date.
     sent: u64,
 }
 
-/// The entity as the last commit leaves it, if that is decided and no other writer is known to have come since.
+/// The entity as the last commit leaves it, if that commit is decided and no other writer is known to have written
+/// since.
 type Left = Option<(Rev, Record)>;
 
-/// The right to go next in a lane. A turn ends in the poll in which it began; if it has to wait for something, it is
-/// left to all callers in the lane, and goes on as long as any of them is polled. So a caller that is not polled delays
-/// no other caller.
+/// The right to go next in a lane. A turn usually ends in the poll in which it began. If it must wait, every caller in
+/// the lane can continue it, and it makes progress as long as any of them is polled. So a caller that is not polled
+/// delays no other caller.
 struct Turn {
     lane: Arc<Lane>,
     left: Left,
     sent: u64,
 }
 
-/// What became of one try.
+/// The result of one try.
 enum Attempt<T> {
     Landed(Rev, T),
     /// Another writer was faster.
     Outrun,
-    /// It went by what is no longer so, though the entity was not written since.
+    /// It used something out of date, though the entity was not written since.
     Stale,
 }
 
-/// A commit that is decided, or answered by a store that does not tell before.
+/// A commit that is decided, or that is answered because its store does not report the decision earlier.
 struct Sent {
     understood: Understood,
     answer: Pin<Box<dyn Future<Output = store::Result<Outcome>> + Send>>,
 }
 
-/// What a turn has left to do, for any caller to do.
+/// The rest of a turn's work, which any caller can do.
 type Rest = Shared<Pin<Box<dyn Future<Output = ()> + Send>>>;
 
-/// What came of a turn.
+/// The result of an attempt to take a turn.
 enum Taken<T, E> {
-    /// There is a turn that has something left to do.
+    /// Another turn has work left.
     Later(Option<Rest>),
-    /// What the entity is has to be read, after so many commits in turns.
+    /// The entity must be read. The number is how many commits were sent in turns before.
     Unread(u64),
     Refused(ChangeError<E>),
-    /// A commit on its way, which is decided or has something left to do before.
+    /// A commit on its way. Either it is decided, or the rest of the turn's work comes first.
     Sent {
         rev: Rev,
         changed: Result<T, ChangeError<E>>,
@@ -124,10 +125,10 @@ enum Taken<T, E> {
     },
 }
 
-/// What there is to do until a commit is decided, and where that is told.
+/// The work until a commit is decided, and the channel for the decision.
 type Unsent = (Rest, oneshot::Receiver<Result<Sent>>);
 
-/// A caller's place in a lane; the lane goes away with the last of them.
+/// A caller's place in a lane. The lane is removed with the last place.
 struct Place<'a> {
     lanes: &'a Lanes,
     id: &'a EntityId,
@@ -156,7 +157,7 @@ impl Drop for Place<'_> {
         if lane.get().0 == 0 {
             lane.remove();
             drop(busy);
-            // There is no caller left to do it. It holds the lane, and would keep it for good.
+            // No caller is left to do it. It holds the lane, and would keep it forever.
             let rest = self.lane.state.lock().rest.take();
             drop(rest);
         }
@@ -180,7 +181,7 @@ impl Drop for Turn {
 }
 
 impl Entities {
-    /// Changes an entity on its newest state; runs `change` again on newer state when another writer was faster.
+    /// Changes an entity in its newest state; runs `change` again on newer state if another writer was faster.
     pub(crate) async fn change<T, E>(
         &self,
         id: &EntityId,
@@ -204,7 +205,7 @@ impl Entities {
         }
     }
 
-    /// Changes the entity once, on what was left in the lane or on what can be read.
+    /// Changes the entity once, from the state that the lane remembers or from a read.
     async fn attempt<T, E>(
         &self,
         id: &EntityId,
@@ -225,7 +226,7 @@ impl Entities {
             Ok(sent) => sent?,
             Err((rest, sent)) => {
                 rest.await;
-                sent.await.expect("it is told before the rest ends")?
+                sent.await.expect("the decision is sent before the rest ends")?
             }
         };
         let refusal = match (answer.await.map_err(EntityError::from)?, changed) {
@@ -242,7 +243,7 @@ impl Entities {
         }
     }
 
-    /// Takes a turn: runs the change and sends what it comes to. Only callers on other threads wait for this.
+    /// Takes a turn: runs the change and sends its commit. Only callers on other threads wait for this.
     fn take_turn<T, E>(
         &self,
         id: &EntityId,
@@ -267,7 +268,8 @@ impl Entities {
                 (Ok(value), Some(Change { op: 0, id: id.clone(), before: Some(record), after: Some(after) }))
             }
             Err(refused) if is_durable => return Taken::Refused(refused),
-            // It may have refused what is not so. The answer comes when the state that it refused is durable.
+            // The change may have refused a state that does not become durable. The answer waits until that state is
+            // durable.
             Err(refused) => (Err(refused), None),
         };
         let mut deciding = Box::pin(self.clone().decided(turn, self.key(id), rev, change));
@@ -285,13 +287,13 @@ impl Entities {
         Taken::Sent { rev, changed, sent }
     }
 
-    /// Sends a change, or asks whether the entity is at a rev, and gives the turn back when that is decided.
+    /// Sends a change, or checks that the entity is at a rev. Gives the turn back when the commit is decided.
     async fn decided(self, mut turn: Turn, key: Key, rev: Rev, change: Option<Change>) -> Result<Sent> {
         let next = match &change {
             Some(change) => change.after.clone().map(|after| (rev.next(), after)),
             None => turn.left.clone(),
         };
-        // What was left stays there if this gives up before it has sent anything.
+        // If this returns before it has sent anything, the lane still remembers its state.
         let (commit, understood) = match change {
             Some(change) => self.prepare_change(change, rev).await?.split(),
             None => (Commit::new().at_rev(&key, rev), Understood::default()),
@@ -306,7 +308,7 @@ impl Entities {
                 turn.left = next;
                 return Ok(Sent { understood, answer });
             }
-            // Refused: when that is certain, the state it was decided on can be read.
+            // Refused. When the refusal is durable, the state that caused it can be read.
             Poll::Pending => answer.await,
             Poll::Ready(answer) => answer,
         };
@@ -316,7 +318,7 @@ impl Entities {
         Ok(Sent { understood, answer: Box::pin(std::future::ready(answer)) })
     }
 
-    /// The entity as everybody can read it.
+    /// The entity as a new view reads it.
     async fn newest(&self, id: &EntityId) -> Result<(Rev, Record)> {
         let item = self.store().view().await?.get(&self.key(id)).await?;
         let item = item.ok_or_else(|| EntityError::NotFound { id: id.clone() })?;
@@ -330,7 +332,7 @@ impl Draft {
         Draft { id: id.clone(), entity_type, subtype, rev, data, metadata }
     }
 
-    /// Only data, metadata and the subtype are the change's to choose.
+    /// The change can set only data, metadata and the subtype.
     fn into_record(self, before: &Record) -> Result<Record> {
         let Draft { id, subtype, data, metadata, .. } = self;
         subtype.as_deref().map_or(Ok(()), check_subtype)?;
@@ -344,7 +346,7 @@ impl Draft {
     }
 }
 
-/// Drives a commit until it is known how it is decided, or further if that is not told.
+/// Polls a commit until it is decided, or until it is answered if the store does not report the decision.
 async fn until_decided<F: Future + Unpin>(commit: &mut F, decided: &Decided) -> Poll<F::Output> {
     poll_fn(|context| match Pin::new(&mut *commit).poll(context) {
         Poll::Ready(outcome) => Poll::Ready(Poll::Ready(outcome)),
@@ -354,7 +356,7 @@ async fn until_decided<F: Future + Unpin>(commit: &mut F, decided: &Decided) -> 
     .await
 }
 
-/// A while of chance length, longer with every try: up to 1, 2, 4 … and 32 ms at the most.
+/// A random pause that grows with every try: at most 1, 2, 4 … 32 ms.
 pub(crate) fn backoff(tries: u32, env: &Env) -> Duration {
     jittered(doubled(Duration::from_millis(1), tries.min(6)), 0.0, env)
 }
@@ -367,7 +369,7 @@ mod tests {
     use crate::store::Store;
 
     #[tokio::test]
-    async fn a_lane_goes_away_with_its_last_one() {
+    async fn a_lane_is_removed_with_its_last_caller() {
         let entities = Entities::on(&Store::memory().await.unwrap()).await.unwrap();
         entities.add(Add::new("t").id("a").data(json!(0))).await.unwrap();
         let tasks = (0..20).map(|task| {
@@ -385,7 +387,7 @@ mod tests {
         assert!(entities.lanes().is_empty());
     }
 
-    /// Whatever can be called can be called from a task that moves between threads.
+    /// The futures of all calls are `Send`, so that tasks can move between threads.
     #[allow(dead_code, clippy::let_underscore_future)]
     fn every_future_can_be_sent(entities: &Entities) {
         fn send(_: impl Send) {}

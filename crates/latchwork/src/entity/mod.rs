@@ -1,5 +1,5 @@
-//! Versioned entities: JSON documents with an id, a type and a rev, changed under conditions, found by what they say,
-//! and readable as they were at any generation that is kept.
+//! Versioned entities: JSON documents with an id, a type and a rev. They are changed under conditions, found by their
+//! contents, and readable as they were at any generation that is kept.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -17,7 +17,7 @@
 //! let again = entities.add_if_missing(&by_email, ada).await?;
 //! assert!(first.was_added() && !again.was_added() && first.id == again.id);
 //!
-//! // Read, change, write: tried again when somebody else was faster, at most five times.
+//! // Read, change, write: tried again when another writer was faster, at most five times.
 //! let before = entities.now().await?;
 //! entities.update_with(&first.id, 5, |ada| ada.data["visits"] = json!(1)).await?;
 //! assert_eq!(before.get(&first.id).await?.unwrap().data["visits"], 0);
@@ -64,7 +64,7 @@ use declare::{Declarations, Declared};
 use lane::{Lanes, backoff};
 use transact::TRIES;
 
-/// The entities of a store. Handles are cheap to clone and share what they know.
+/// The entities of a store. Handles are cheap to clone and share their state.
 #[derive(Clone)]
 pub struct Entities {
     inner: Arc<Inner>,
@@ -83,26 +83,26 @@ struct Inner {
 }
 
 impl Entities {
-    /// The entities in a data directory, which is created if it is missing.
+    /// Opens the entities in a data directory, which is created if it is missing.
     pub async fn open(directory: impl AsRef<Path>) -> Result<Entities> {
         Entities::on(&Store::open(directory).await?).await
     }
 
-    /// The entities of a store. All that ever was stays readable, unless the store holds entities with another history.
+    /// Opens the entities of a store. All history stays readable, unless the store has entities with another history.
     pub async fn on(store: &Store) -> Result<Entities> {
         let known = store.spaces().await?;
         let history = known.iter().all(|space| space.name() != ENTITIES).then_some(History::Forever);
         Entities::with(store, history).await
     }
 
-    /// The entities of a store, with this history from now on: what it does not cover is forgotten.
+    /// Opens the entities of a store, with this history from now on. What it does not cover is dropped.
     pub async fn with_history(store: &Store, history: History) -> Result<Entities> {
         Entities::with(store, Some(history)).await
     }
 
     async fn with(store: &Store, history: Option<History>) -> Result<Entities> {
         let spec = |name| history.into_iter().fold(SpaceSpec::new(name), SpaceSpec::history);
-        // The entities come last: whoever finds them finds the others, with the same history.
+        // The space of entities is declared last: if it exists, the others exist, too, with the same history.
         let types = store.space(spec(TYPES)).await?;
         let index = store.space(spec(INDEX)).await?;
         let entities = store.space(spec(ENTITIES)).await?;
@@ -116,7 +116,7 @@ impl Entities {
         &self.inner.store
     }
 
-    /// Adds an entity. One that exists is refused, or with `if_absent` left as it is: the receipt tells.
+    /// Adds an entity. If it exists, this fails, or with `if_absent` leaves it as it is; the receipt tells which.
     pub fn add(&self, add: Add) -> impl Future<Output = Result<OpReceipt>> + Send + use<> {
         self.clone().added(add)
     }
@@ -125,7 +125,7 @@ impl Entities {
         if let (Some(true), Some(id), true) = (add.if_absent, add.id.clone(), add.fences.is_empty()) {
             id.validate()?;
             if let Some(item) = self.inner.store.view().await?.get(&self.key(&id)).await? {
-                // What is wrong with it is told whether it is needed or not.
+                // An invalid add is refused even if the entity exists.
                 add.checked(0)?;
                 return Ok(OpReceipt { id, rev: item.rev, effect: Effect::Existing });
             }
@@ -133,7 +133,7 @@ impl Entities {
         self.single(Transaction::new().add(add)).await
     }
 
-    /// Adds entities, all or none of them. An item's own `if_absent` counts; without one, it must not exist.
+    /// Adds entities, all or none of them. An existing entity makes it fail, unless its item sets `if_absent`.
     pub fn add_many<I: IntoIterator<Item = Add>>(
         &self,
         items: I,
@@ -141,7 +141,7 @@ impl Entities {
         self.transact(items.into_iter().fold(Transaction::new(), Transaction::add))
     }
 
-    /// Adds those entities that do not exist, all or none of them. An item's own `if_absent` goes before.
+    /// Adds those entities that do not exist, all or none of them. An item's own `if_absent` has precedence.
     pub fn add_many_if_absent<I: IntoIterator<Item = Add>>(
         &self,
         items: I,
@@ -153,7 +153,7 @@ impl Entities {
         self.transact(items.into_iter().map(flagged).fold(Transaction::new(), Transaction::add))
     }
 
-    /// The entity of this id, as it is now.
+    /// Returns the entity with this id, as it is now.
     pub fn get<I: Into<EntityId>>(&self, id: I) -> impl Future<Output = Result<Option<Entity>>> + Send + use<I> {
         self.clone().got(id.into())
     }
@@ -164,7 +164,7 @@ impl Entities {
         item.map(|item| Entity::decode(id, &item)).transpose()
     }
 
-    /// Changes an entity and gives its new rev.
+    /// Changes an entity and returns its new rev.
     pub fn update(&self, update: Update) -> impl Future<Output = Result<Rev>> + Send + use<> {
         self.clone().updated(update)
     }
@@ -190,8 +190,8 @@ impl Entities {
         self.transact(items.into_iter().fold(Transaction::new(), Transaction::update))
     }
 
-    /// Reads an entity, changes it and writes it, if nobody else has written it meanwhile; otherwise reads it again, at
-    /// most `retries` times more. `change` may run several times and must not do anything else.
+    /// Reads an entity, changes it and writes it, if no other writer has written it meanwhile. Otherwise reads it
+    /// again, at most `retries` more times. `change` may run several times and must have no other effect.
     pub fn update_with<I: Into<EntityId>, F: FnMut(&mut Draft)>(
         &self,
         id: I,
@@ -212,7 +212,8 @@ impl Entities {
         }
     }
 
-    /// Like [`Entities::update_with`], with a change that gives something back, or refuses: then nothing is written.
+    /// Like [`Entities::update_with`], with a change that returns a value or refuses. If it refuses, nothing is
+    /// written.
     pub fn try_update_with<T, E, I: Into<EntityId>, F: FnMut(&mut Draft) -> Result<T, E>>(
         &self,
         id: I,
@@ -223,19 +224,20 @@ impl Entities {
         async move { entities.change(&id, retries, change).await }
     }
 
-    /// Removes an entity and gives the rev of its removal.
+    /// Removes an entity and returns the rev of its removal.
     pub fn remove<R: Into<Remove>>(&self, remove: R) -> impl Future<Output = Result<Rev>> + Send + use<R> {
         let (entities, transaction) = (self.clone(), Transaction::new().remove(remove));
         async move { Ok(entities.single(transaction).await?.rev) }
     }
 
-    /// Makes all operations of a transaction in one commit, or none: then the error lists every check that failed.
+    /// Does all operations of a transaction in one commit, or none. If it fails, the error lists every check that
+    /// failed.
     pub fn transact(&self, transaction: Transaction) -> impl Future<Output = Result<Receipt>> + Send + use<> {
         let entities = self.clone();
         async move { entities.send(entities.checked(transaction)?).await }
     }
 
-    /// A transaction whose parts are known to be well.
+    /// Does a transaction whose parts are known to be valid.
     pub(crate) fn checked(&self, transaction: Transaction) -> Result<Checked> {
         for reads in &transaction.reads {
             reads.validate(self.inner.store.limits().operations)?;
@@ -251,9 +253,9 @@ impl Entities {
         }
     }
 
-    /// Gives the first entity that a query finds; if there is none, adds one. However many try at once, one adds it:
-    /// the add lands only if what the query went through has not changed. With an index for the query that is next to
-    /// nothing, and other writers do not disturb.
+    /// Returns the first entity that a query finds; if there is none, adds one. However many callers try at once, only
+    /// one adds it: the add lands only if the range that the query has read has not changed. With an index for the
+    /// query that range is very small, and other writers do not disturb.
     pub fn add_if_missing<Q: Into<Query>>(
         &self,
         query: Q,
@@ -275,7 +277,7 @@ impl Entities {
             match self.transact(Transaction::new().add(add.clone()).if_unchanged(&view)).await {
                 Ok(mut receipt) => return Ok(receipt.ops.remove(0)),
                 Err(EntityError::Rejected { mut failed }) => {
-                    // Whatever else is wrong may be so because of what has changed.
+                    // Any other failed check may be a consequence of the change.
                     if failed.iter().all(|failed| failed.op.is_some()) {
                         return Err(failed.remove(0).error);
                     }
@@ -290,7 +292,7 @@ impl Entities {
         Err(EntityError::Contended { tries: TRIES })
     }
 
-    /// The entities that a query asks for, as they are now.
+    /// Returns the entities that a query asks for, as they are now.
     pub fn find<Q: Into<Query>>(&self, query: Q) -> impl Future<Output = Result<Page>> + Send + use<Q> {
         let (entities, query) = (self.clone(), query.into());
         async move {
@@ -299,7 +301,7 @@ impl Entities {
         }
     }
 
-    /// How a query would be answered now.
+    /// Returns how a query would be answered now.
     pub fn explain<Q: Into<Query>>(&self, query: Q) -> impl Future<Output = Result<Plan>> + Send + use<Q> {
         let (entities, query) = (self.clone(), query.into());
         async move {
@@ -308,7 +310,7 @@ impl Entities {
         }
     }
 
-    /// Pins the present.
+    /// Returns a view of the present.
     pub fn now(&self) -> impl Future<Output = Result<EntityView>> + Send + use<> {
         let entities = self.clone();
         async move {
@@ -317,7 +319,7 @@ impl Entities {
         }
     }
 
-    /// Pins the past: a generation, or what was committed up to a time.
+    /// Returns a view of the past: of a generation, or of everything that was committed up to a time.
     pub fn as_of<W: Into<AsOf>>(&self, when: W) -> impl Future<Output = Result<EntityView>> + Send + use<W> {
         let (entities, when) = (self.clone(), when.into());
         async move {
@@ -329,8 +331,8 @@ impl Entities {
         }
     }
 
-    /// Replaces everything in the store, not the entities alone, by a snapshot that [`EntityView::persist`] wrote. Revs
-    /// and generations go on above every one ever given out.
+    /// Replaces everything in the store, not only the entities, by a snapshot that [`EntityView::persist`] wrote. Revs
+    /// and generations continue above all earlier ones.
     pub fn restore<P: AsRef<Path>>(
         &self,
         snapshot: P,
@@ -374,7 +376,7 @@ impl Entities {
         self.inner.types.key(entity_type)
     }
 
-    /// What is declared of a type, as far as is known. Writers check it.
+    /// The declaration of a type as it was last known. Writers check it.
     pub(crate) async fn declared(&self, entity_type: &str) -> Result<Declared> {
         match self.inner.declarations.known(entity_type) {
             Some(known) => Ok(known),
@@ -382,7 +384,7 @@ impl Entities {
         }
     }
 
-    /// What is declared of a type.
+    /// The current declaration of a type.
     pub(crate) async fn refresh(&self, entity_type: &str) -> Result<Declared> {
         let view = self.inner.store.view().await?;
         let declared = self.declared_at(&view, entity_type).await?;
@@ -390,7 +392,7 @@ impl Entities {
         Ok(declared)
     }
 
-    /// What was declared of a type at a generation.
+    /// The declaration of a type at a generation.
     pub(crate) async fn declared_at(&self, view: &View, entity_type: &str) -> Result<Declared> {
         let item = view.get(&self.type_key(entity_type)).await?;
         self.inner.declarations.read(entity_type, item)

@@ -1,5 +1,5 @@
-//! What can be asked for: adds, updates, removes and checks, alone or as one transaction. Only a description; nothing
-//! here knows the store. What is wrong with a value is kept until the operation is sent, so that building needs no `?`.
+//! Operations: adds, updates, removes and checks, alone or as one transaction. They are only descriptions; nothing here
+//! knows the store. An invalid value is kept until the operation is sent, so that building needs no `?`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::entity::{EntityError, EntityId, EntityView, Result};
 use crate::json::{self, JsonError};
 use crate::store::{Check, Generation, Rev, Right, Timestamp};
 
-/// A document that was given, or why it cannot be one.
+/// A given document, or why it is invalid.
 type Given = Result<Value, JsonError>;
 
 /// The longest name of a type, in bytes.
@@ -24,8 +24,8 @@ pub(crate) fn check_type_name(name: &str) -> Result<()> {
     match name.len() {
         0 => refuse("it is empty"),
         length if length > TYPE_BYTES => refuse("it is longer than 128 bytes"),
-        // It stands in front of other bytes in keys.
-        _ if name.contains('\0') => refuse("it has a NUL in it"),
+        // A NUL ends the name in keys.
+        _ if name.contains('\0') => refuse("it contains a NUL"),
         _ => Ok(()),
     }
 }
@@ -37,10 +37,10 @@ pub(crate) fn check_subtype(subtype: &str) -> Result<()> {
     })
 }
 
-/// A right that must hold for an operation to land.
+/// A right that must exist for an operation to land.
 #[derive(Debug, Clone)]
 pub(crate) struct Fence {
-    /// What an error says once it is lost.
+    /// The error text if the right is lost.
     pub(crate) lost: String,
     pub(crate) check: Check,
 }
@@ -65,14 +65,14 @@ pub struct Add {
 }
 
 impl Add {
-    /// Adds an entity of this type, under an id that is made for it: a UUIDv7.
+    /// Adds an entity of this type. Without an id, it gets a UUIDv7.
     pub fn new(entity_type: impl Into<Arc<str>>) -> Add {
         let empty = || Ok(Value::Object(Map::new()));
         let (entity_type, data, fences) = (entity_type.into(), Ok(Value::Null), Vec::new());
         Add { entity_type, id: None, subtype: None, data, metadata: empty(), if_absent: None, fences }
     }
 
-    /// Of this subtype: a text of 1 to 128 bytes beside the type, that finds go by without a declared index.
+    /// Sets the subtype: a text of 1 to 128 bytes beside the type. Finds can use it without a declared index.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -94,32 +94,32 @@ impl Add {
         self
     }
 
-    /// Under this id.
+    /// Sets the id.
     pub fn id(mut self, id: impl Into<EntityId>) -> Add {
         self.id = Some(id.into());
         self
     }
 
-    /// With this data: anything that serde can write as JSON.
+    /// Sets the data: any value that serde can write as JSON.
     pub fn data(mut self, data: impl Serialize) -> Add {
         self.data = json::to_value(&data);
         self
     }
 
-    /// With this metadata: a JSON object.
+    /// Sets the metadata: a JSON object.
     pub fn metadata(mut self, metadata: impl Serialize) -> Add {
         self.metadata = json::to_value(&metadata);
         self
     }
 
-    /// Whether an entity that is there already is left as it is, and its id given back. Of one in a batch, this goes
-    /// before what the batch says. Without an id of one's own it means nothing.
+    /// If true, an entity that exists already is left as it is, and its id is returned. In a batch, this has precedence
+    /// over the batch's own setting. It has no effect without an explicit id.
     pub fn if_absent(mut self, if_absent: bool) -> Add {
         self.if_absent = Some(if_absent);
         self
     }
 
-    /// Lands only while this right holds, such as that of a lock's token.
+    /// The operation lands only while this right exists, for example the token of a lock that is held.
     pub fn guard(mut self, right: &impl Right) -> Add {
         self.fences.push(Fence::of(right));
         self
@@ -129,7 +129,7 @@ impl Add {
         check_type_name(&self.entity_type)?;
         self.subtype.as_deref().map_or(Ok(()), check_subtype)?;
         self.id.as_ref().map_or(Ok(()), EntityId::validate)?;
-        // An id that is yet to be made has no name.
+        // An entity without an id yet is shown by its operation.
         let shown = self.id.as_ref().map_or(format!("(new, operation {op})"), |id| format!("{id:?}"));
         let data = document(self.data, &shown, "data")?;
         let metadata = object(document(self.metadata, &shown, "metadata")?, &shown)?;
@@ -160,7 +160,7 @@ pub(crate) fn object(value: Value, id: &str) -> Result<Map<String, Value>> {
 #[must_use = "an operation does nothing until it is sent"]
 pub struct Update {
     pub(crate) id: EntityId,
-    /// `None` within: it has none any more.
+    /// `Some(None)` removes the subtype.
     subtype: Option<Option<Arc<str>>>,
     data: Option<Given>,
     metadata: Option<Given>,
@@ -170,7 +170,7 @@ pub struct Update {
 }
 
 impl Update {
-    /// Changes the entity of this id. What is not given stays as it is.
+    /// Changes the entity with this id. Fields that are not set stay as they are.
     pub fn new(id: impl Into<EntityId>) -> Update {
         let (id, fences) = (id.into(), Vec::new());
         Update { id, subtype: None, data: None, metadata: None, replace_metadata: false, if_rev: None, fences }
@@ -182,7 +182,7 @@ impl Update {
         self
     }
 
-    /// Takes the subtype away.
+    /// Removes the subtype.
     pub fn without_subtype(mut self) -> Update {
         self.subtype = Some(None);
         self
@@ -206,13 +206,13 @@ impl Update {
         self
     }
 
-    /// Only if the entity is at this rev.
+    /// The operation lands only if the entity is at this rev.
     pub fn if_rev(mut self, rev: Rev) -> Update {
         self.if_rev = Some(rev);
         self
     }
 
-    /// Lands only while this right holds, such as that of a lock's token.
+    /// The operation lands only while this right exists, for example the token of a lock that is held.
     pub fn guard(mut self, right: &impl Right) -> Update {
         self.fences.push(Fence::of(right));
         self
@@ -239,18 +239,18 @@ pub struct Remove {
 }
 
 impl Remove {
-    /// Removes the entity of this id.
+    /// Removes the entity with this id.
     pub fn new(id: impl Into<EntityId>) -> Remove {
         Remove { id: id.into(), if_rev: None, fences: Vec::new() }
     }
 
-    /// Only if the entity is at this rev.
+    /// The operation lands only if the entity is at this rev.
     pub fn if_rev(mut self, rev: Rev) -> Remove {
         self.if_rev = Some(rev);
         self
     }
 
-    /// Lands only while this right holds, such as that of a lock's token.
+    /// The operation lands only while this right exists, for example the token of a lock that is held.
     pub fn guard(mut self, right: &impl Right) -> Remove {
         self.fences.push(Fence::of(right));
         self
@@ -263,7 +263,7 @@ impl<T: Into<EntityId>> From<T> for Remove {
     }
 }
 
-/// Something that must hold of an entity that a transaction does not write.
+/// A requirement on an entity that a transaction does not write.
 #[derive(Debug, Clone)]
 pub(crate) struct Require {
     pub(crate) id: EntityId,
@@ -306,13 +306,13 @@ pub struct Transaction {
     pub(crate) ops: Vec<Op>,
     pub(crate) at_generation: Option<Generation>,
     pub(crate) reads: Vec<ReadSet>,
-    /// With the operation that each belongs to; `None` for the transaction's own.
+    /// With the operation that each belongs to; `None` if it belongs to the whole transaction.
     pub(crate) fences: Vec<(Option<usize>, Fence)>,
     pub(crate) meta: Meta,
 }
 
 impl Transaction {
-    /// A transaction of nothing.
+    /// Makes an empty transaction.
     pub fn new() -> Transaction {
         Transaction::default()
     }
@@ -322,7 +322,7 @@ impl Transaction {
         self
     }
 
-    /// Takes the fences of the operation that comes next.
+    /// Takes the fences of the next operation.
     fn fenced(mut self, fences: &mut Vec<Fence>) -> Transaction {
         let op = Some(self.ops.len());
         self.fences.extend(fences.drain(..).map(|fence| (op, fence)));
@@ -346,61 +346,61 @@ impl Transaction {
         self.fenced(&mut remove.fences).op(Op::Remove(remove))
     }
 
-    /// Lands only if the entity exists.
+    /// The transaction lands only if the entity exists.
     pub fn require_exists(self, id: impl Into<EntityId>) -> Transaction {
         self.op(Op::Require(Require { id: id.into(), what: Required::Exists }))
     }
 
-    /// Lands only if the entity is at this rev.
+    /// The transaction lands only if the entity is at this rev.
     pub fn require_rev(self, id: impl Into<EntityId>, rev: Rev) -> Transaction {
         self.op(Op::Require(Require { id: id.into(), what: Required::AtRev(rev) }))
     }
 
-    /// Lands only if there is no such entity.
+    /// The transaction lands only if the entity does not exist.
     pub fn require_absent(self, id: impl Into<EntityId>) -> Transaction {
         self.op(Op::Require(Require { id: id.into(), what: Required::Absent }))
     }
 
-    /// Lands only if nothing at all was committed to the store after this generation.
+    /// The transaction lands only if nothing at all was committed to the store after this generation.
     pub fn if_at_generation(mut self, generation: Generation) -> Transaction {
         self.at_generation = Some(generation);
         self
     }
 
-    /// Lands only if nothing has changed of what was read through the view so far: entities by their ids, and for
-    /// every find the part of the index or of the type that it went through.
+    /// The transaction lands only if nothing that was read through the view so far has changed: entities by their ids,
+    /// and for every find the part of the index or of the type that it has read.
     pub fn if_unchanged(mut self, view: &EntityView) -> Transaction {
         self.reads.push(view.read_set());
         self
     }
 
-    /// Lands only while this right holds, such as that of a lock's token.
+    /// The transaction lands only while this right exists, for example the token of a lock that is held.
     pub fn guard(mut self, right: &impl Right) -> Transaction {
         self.fences.push((None, Fence::of(right)));
         self
     }
 
-    /// Who does this. Kept in history.
+    /// Sets the author, which history keeps.
     pub fn author(mut self, author: impl Into<String>) -> Transaction {
         self.meta.author = Some(author.into());
         self
     }
 
-    /// Why. Kept in history.
+    /// Sets the reason, which history keeps.
     pub fn reason(mut self, reason: impl Into<String>) -> Transaction {
         self.meta.reason = Some(reason.into());
         self
     }
 }
 
-/// What history tells of a commit beside its changes.
+/// What history keeps of a commit beside its changes.
 #[derive(Debug, Clone, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct Meta {
-    /// Who did it.
+    /// The author.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub author: Option<String>,
-    /// Why.
+    /// The reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
@@ -413,24 +413,24 @@ impl Meta {
         serde_json::to_vec(self).expect("two strings can be written as JSON")
     }
 
-    /// Commits of other layers may have bytes of their own beside them; those say nothing here.
+    /// Commits of other layers may have other bytes here; those are ignored.
     pub(crate) fn decode(bytes: &[u8]) -> Meta {
         serde_json::from_slice(bytes).unwrap_or_default()
     }
 }
 
-/// What became of one operation.
+/// The effect of one operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
     /// The entity was added.
     Added,
-    /// It was there already, and was left as it is.
+    /// The entity existed already, and was left as it is.
     Existing,
-    /// It was changed.
+    /// The entity was changed.
     Updated,
-    /// It was removed.
+    /// The entity was removed.
     Removed,
-    /// It was as required. Nothing was written.
+    /// The requirement was true. Nothing was written.
     Checked,
 }
 
@@ -439,14 +439,14 @@ pub enum Effect {
 pub struct OpReceipt {
     /// The entity.
     pub id: EntityId,
-    /// Its rev from this commit on. Of one that was only required, the rev it was found at; zero if it was absent.
+    /// Its rev from this commit on. For a requirement, the rev at which the entity was found; zero if it was absent.
     pub rev: Rev,
-    /// What was done to it.
+    /// The effect on it.
     pub effect: Effect,
 }
 
 impl OpReceipt {
-    /// Whether the entity was added by this very operation.
+    /// True if this operation has added the entity.
     pub fn was_added(&self) -> bool {
         self.effect == Effect::Added
     }
@@ -455,18 +455,18 @@ impl OpReceipt {
 /// The proof that a transaction landed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Receipt {
-    /// The generation it took; of one that wrote nothing, the generation at which its checks held.
+    /// The generation of the commit. If nothing was written, the generation at which the checks were true.
     pub generation: Generation,
     /// When it was committed.
     pub time: Timestamp,
-    /// What became of each operation, in their order.
+    /// The effect of each operation, in their order.
     pub ops: Vec<OpReceipt>,
 }
 
-/// A check of a transaction that did not hold.
+/// A check of a transaction that failed.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct FailedOp {
-    /// The operation's place in the transaction; `None` for a check of the transaction as a whole.
+    /// The index of the operation in the transaction; `None` for a check of the whole transaction.
     pub op: Option<usize>,
     /// What was found.
     pub error: EntityError,
@@ -481,7 +481,7 @@ impl fmt::Display for FailedOp {
     }
 }
 
-/// An add whose parts are known to be well.
+/// An add whose parts are known to be valid.
 #[derive(Debug, Clone)]
 pub(crate) struct CheckedAdd {
     pub(crate) entity_type: Arc<str>,
@@ -499,7 +499,7 @@ impl CheckedAdd {
     }
 }
 
-/// An update whose parts are known to be well.
+/// An update whose parts are known to be valid.
 #[derive(Debug, Clone)]
 pub(crate) struct CheckedUpdate {
     pub(crate) id: EntityId,

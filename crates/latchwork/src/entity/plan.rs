@@ -1,5 +1,5 @@
-//! Which index answers a query, and which part of it. Rules, not statistics: the index with the most fields bound to
-//! one value, then one whose next field is bounded, then one that has the order asked for.
+//! Chooses the index that answers a query, and the part of it. It uses rules, not statistics: first the index with the
+//! most fields bound to one value, then an index whose next field is bounded, then an index with the requested order.
 
 use crate::entity::declare::Declaration;
 use crate::entity::filter::{Comparison, Field};
@@ -10,23 +10,23 @@ use crate::store::Order;
 
 use serde_json::Value;
 
-/// More values than this in a list are not looked up one by one.
+/// Longer lists of values are not looked up one by one.
 const VALUES: usize = 100;
 
-/// What to read: ranges of keys of the index space, or all records.
+/// What is read: ranges of keys of the index space, or all records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Path {
     pub(crate) plan: Plan,
-    /// From start on and before end. Empty ones are left out.
+    /// Ranges with their start included and their end excluded. Empty ranges are left out.
     pub(crate) ranges: Vec<(Vec<u8>, Vec<u8>)>,
     pub(crate) order: Order,
-    /// What the index's keys start with before the values of the order.
+    /// The start of the index's keys, before the values of the order.
     prefix: Vec<u8>,
-    /// Which fields of the order the keys go on with.
+    /// The fields of the order that the keys continue with.
     following: Vec<usize>,
 }
 
-/// The first bytes that do not start with `prefix` and come after all that do.
+/// The smallest bytes that are larger than all bytes with this prefix.
 fn end_of(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {
@@ -38,14 +38,14 @@ fn end_of(prefix: &[u8]) -> Vec<u8> {
     unreachable!("a key starts with the name of a type, which is text")
 }
 
-/// What a comparison leaves of the encoded values of its field: ranges after the prefix. `None` if it does not bound.
+/// The ranges of the encoded values that a comparison allows, after the prefix. `None` if it does not bound.
 fn bounds(comparison: &Comparison, prefix: &[u8]) -> Option<Vec<(Vec<u8>, Vec<u8>)>> {
     let with = |value: &Value| {
         let mut key = prefix.to_vec();
         json::encode(&mut key, Some(value));
         key
     };
-    // The first byte of a value says what kind it is. Booleans have one each, and little to gain from an index.
+    // The first byte of a value is its kind. Each boolean is a kind of its own, and an index helps little with them.
     let kind = |value: &Value| match value {
         Value::Bool(_) => None,
         _ => Some(with(value)[..prefix.len() + 1].to_vec()),
@@ -79,7 +79,7 @@ fn bounds(comparison: &Comparison, prefix: &[u8]) -> Option<Vec<(Vec<u8>, Vec<u8
     })
 }
 
-/// What lies in both.
+/// The intersection of two lists of ranges.
 fn intersect(ours: &[(Vec<u8>, Vec<u8>)], others: &[(Vec<u8>, Vec<u8>)]) -> Vec<(Vec<u8>, Vec<u8>)> {
     let mut both = Vec::new();
     for (start, end) in ours {
@@ -91,7 +91,7 @@ fn intersect(ours: &[(Vec<u8>, Vec<u8>)], others: &[(Vec<u8>, Vec<u8>)]) -> Vec<
     both
 }
 
-/// The best way to answer a query. `declaration` is what held at the generation that is read.
+/// The best way to answer a query. `declaration` is the declaration at the generation that is read.
 pub(crate) fn choose(query: &CheckedQuery, declaration: Option<&Declaration>, key_bytes: usize) -> Path {
     let Some(entity_type) = &query.entity_type else {
         let plan = Plan { access: Access::ScanAll, sorts: !query.order.is_empty() };
@@ -111,7 +111,7 @@ pub(crate) fn choose(query: &CheckedQuery, declaration: Option<&Declaration>, ke
     })
 }
 
-/// By the index of subtypes, which has no order but that of ids.
+/// Uses the index of subtypes, which is ordered only by id.
 fn by_subtype(query: &CheckedQuery, entity_type: &str, subtype: &str) -> (Score, Path) {
     let prefix = index::subtype_prefix(entity_type, subtype);
     let sorts = !query.order.is_empty();
@@ -121,7 +121,7 @@ fn by_subtype(query: &CheckedQuery, entity_type: &str, subtype: &str) -> (Score,
     ((1, false, !sorts), Path { plan, ranges, order: Order::Ascending, prefix, following: Vec::new() })
 }
 
-/// Fields bound to one value, whether the next is bounded, whether the order is served.
+/// The fields bound to one value, whether the next field is bounded, and whether the order is served.
 type Score = (usize, bool, bool);
 
 fn way(
@@ -152,7 +152,7 @@ fn way(
             }
         }
     }
-    // Longer keys than the store takes are nowhere in the index, nor can they be asked for.
+    // The index has no keys longer than the store's limit, and a read with such a key would fail.
     if prefix.len() > key_bytes || ranges.iter().any(|(start, end)| start.len().max(end.len()) > key_bytes) {
         return None;
     }
@@ -168,11 +168,11 @@ fn way(
     Some((score, path))
 }
 
-/// Whether reading the index gives the query's order: the fields after those bound to one value are those of the order,
-/// all of them, in one direction. Then also which fields of the order the keys hold.
+/// Returns a value if reading the index serves the query's order: the fields after those bound to one value are exactly
+/// the fields of the order, in one direction. The value has the fields of the order that the keys hold.
 fn served_order(query: &CheckedQuery, index: &Index, equal: usize) -> Option<(Vec<usize>, Direction)> {
     let bound = &index.fields[..equal];
-    // What is bound to one value orders nothing.
+    // A field that is bound to one value does not influence the order.
     let order = query.order.iter().enumerate().filter(|(_, (field, _))| !bound.contains(field));
     let order: Vec<(usize, &Field, Direction)> = order.map(|(at, (field, way))| (at, field, *way)).collect();
     let direction = query.id_direction();
@@ -182,12 +182,12 @@ fn served_order(query: &CheckedQuery, index: &Index, equal: usize) -> Option<(Ve
 }
 
 impl Path {
-    /// The key behind which an entity at this position stands, if the order is served. A key that only one entity may
-    /// have is without its id and so just before this one: going backwards it is met again, and known by its position.
+    /// The key after which an entity at this position stands, if the order is served. The key of a unique value has no
+    /// id and so stands just before this key. A backward read meets it again and recognizes it by its position.
     pub(crate) fn key_at(&self, position: &Position, key_bytes: usize) -> Vec<u8> {
         let mut key = self.prefix.clone();
         self.following.iter().for_each(|at| key.extend_from_slice(&position.values[*at]));
-        // With its id it would be longer than any key is: it is one of those without.
+        // A key that would be too long with its id is the key of a unique value, which has none.
         if key.len() + position.id.len() <= key_bytes {
             key.extend_from_slice(position.id.as_bytes());
         }

@@ -13,46 +13,47 @@ use crate::lane::as_found;
 use crate::record::Record as _;
 use crate::store::{Check, Commit, Generation, Item, Key, Rev, View};
 
-/// A rev that no key ever has: a check for it fails and tells what there is.
+/// A rev that no key ever has: a check for it fails and returns the actual rev.
 const NO_REV: Rev = Rev(0);
 
-/// What a check of the commit stands for.
+/// The meaning of a check of the commit.
 #[derive(Debug, Clone)]
 pub(crate) enum Meaning {
-    /// The caller's, on the store's generation.
+    /// From the caller: the generation of the store.
     Generation,
-    /// The caller's: that it still has a right, to an operation or to the whole.
+    /// From the caller: a right still exists, for one operation or for all.
     Right { op: Option<usize>, lost: String },
-    /// The caller's, on something that it read.
+    /// From the caller: something that was read has not changed.
     Read { what: String, at: Generation },
-    /// An operation's: at this rev.
+    /// From an operation: the entity is at this rev.
     AtRev { op: usize },
-    /// An operation's: that there is such an entity.
+    /// From an operation: the entity exists.
     Exists { op: usize },
-    /// An operation's: that there is none.
+    /// From an operation: the entity does not exist.
     Absent { op: usize },
-    /// An operation's: that nobody has this value.
+    /// From an operation: no other entity has this value.
     Unique { op: usize, fields: String },
-    /// An operation's, and known to fail: the same transaction gives the value to another.
+    /// From an operation, and known to fail: the same transaction gives the value to another entity.
     UniqueWithin { op: usize, fields: String, owner: EntityId, freed: bool },
-    /// That what was read to prepare the commit still holds. Nobody asked for it: it is tried again.
+    /// What was read to prepare the commit is still true. The caller did not ask for this check: if it fails, the
+    /// transaction is tried again.
     Fresh,
-    /// That the declaration of a type is the one known.
+    /// The known declaration of a type is still valid.
     Declared(Arc<str>),
 }
 
-/// A commit on its way, with what is needed to understand its answer.
+/// A prepared commit, with everything needed to understand its answer.
 pub(crate) struct Prepared {
     pub(crate) commit: Commit,
     pub(crate) meanings: Vec<Meaning>,
     pub(crate) ops: Vec<PreparedOp>,
-    /// Whether some check is known to fail; then nothing is written, only asked.
+    /// True if a check is known to fail; then the commit has checks only.
     pub(crate) doomed: bool,
 }
 
 pub(crate) struct PreparedOp {
     pub(crate) id: EntityId,
-    /// For a unique violation to name.
+    /// Shown in a unique violation.
     pub(crate) entity_type: Option<Arc<str>>,
     pub(crate) effect: Effect,
     pub(crate) rev: RevOf,
@@ -63,13 +64,13 @@ pub(crate) struct PreparedOp {
 pub(crate) enum RevOf {
     /// Nothing is written.
     Known(Rev),
-    /// A write of the commit, by its place.
+    /// A write of the commit, by its index.
     Write(usize),
-    /// An earlier operation, by its place.
+    /// An earlier operation, by its index.
     Op(usize),
 }
 
-/// One entity's change.
+/// A change of one entity.
 pub(crate) struct Change {
     pub(crate) op: usize,
     pub(crate) id: EntityId,
@@ -77,7 +78,7 @@ pub(crate) struct Change {
     pub(crate) after: Option<Record>,
 }
 
-/// The same of a caller that goes on with the records.
+/// The same, borrowed from a caller that still uses the records.
 #[derive(Clone, Copy)]
 pub(crate) struct Changing<'a> {
     pub(crate) op: usize,
@@ -93,7 +94,7 @@ impl Change {
 }
 
 impl Changing<'_> {
-    /// The record that tells the entity's type, which stays as it is.
+    /// The record with the entity's type, which never changes.
     fn record(&self) -> Option<&Record> {
         self.after.or(self.before)
     }
@@ -123,7 +124,7 @@ impl Preparing<'_> {
         self.doomed = true;
     }
 
-    /// The check that an operation on an existing entity makes.
+    /// The check of an operation on an existing entity.
     fn existing(&mut self, op: usize, key: &Key, if_rev: Option<Rev>, found: Option<Rev>) -> bool {
         match (if_rev, found) {
             (_, None) => self.doomed(key, Meaning::Exists { op }),
@@ -168,12 +169,12 @@ impl Entities {
         preparing.finish(ops, &changes.iter().map(Change::lent).collect::<Vec<_>>()).await
     }
 
-    /// One change of one entity, known to be at a rev, as a commit of its own.
+    /// Prepares one change of one entity, which is at a known rev, as a commit of its own.
     pub(crate) async fn prepare_change(&self, change: Change, rev: Rev) -> Result<Prepared> {
         self.prepare_changing(change.lent(), rev).await
     }
 
-    /// The same of a caller that goes on with the records.
+    /// The same for a caller that still uses the records.
     pub(crate) async fn prepare_changing(&self, change: Changing<'_>, rev: Rev) -> Result<Prepared> {
         let mut preparing = Preparing::new(self, Commit::new());
         let key = self.key(change.id);
@@ -185,14 +186,14 @@ impl Entities {
 }
 
 impl Preparing<'_> {
-    /// Makes an operation's checks and notes its change.
+    /// Adds an operation's checks and notes its change.
     async fn op(&mut self, view: &View, index: usize, op: &CheckedOp, first: usize) -> Result<PreparedOp> {
         let (id, key) = (op.id().clone(), self.entities.key(op.id()));
         let item = view.get(&key).await?;
         let found = item.as_ref().map(|item| item.rev);
         let mut done =
             PreparedOp { id: id.clone(), entity_type: None, effect: Effect::Checked, rev: RevOf::Known(NO_REV) };
-        // The record before, of an operation that goes on from it.
+        // The record before the operation, if the operation needs it.
         let before = |item: Option<Item>| item.map(|item| Record::of(&id, &item.value)).transpose();
         match op {
             CheckedOp::Add(_, add) => {
@@ -262,28 +263,28 @@ struct Taken {
     guard: Guard,
 }
 
-/// What an entry needs to be safe to make.
+/// The check that makes an entry safe to write.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Guard {
-    /// The rev of the entity, which is checked anyway.
+    /// The entity's rev, which is checked anyway.
     Entity,
-    /// That nobody has it; otherwise the value is not unique.
+    /// The entry does not exist; otherwise the value is not unique.
     Unique,
-    /// That nobody has it; otherwise somebody was faster.
+    /// The entry does not exist; otherwise another writer was faster.
     Fresh,
 }
 
-/// What an index that is being built makes of a change. Two entities may have the same value then, though it is to be
-/// unique, and only one of them the entry; and an entity that was there before may have none.
+/// How an index that is being built affects a change. During that time two entities may have the same value although it
+/// must be unique, and only one of them has the entry; and an entity that existed before may have no entry.
 #[derive(Default)]
 struct Building {
-    /// Entries that belong to another entity: not to be given up.
+    /// Entries that belong to another entity and must stay.
     foreign: Vec<Vec<u8>>,
-    /// Entries to be made although the values stay as they are.
+    /// Entries that must be made although the values do not change.
     missing: Vec<(Entry, Guard)>,
 }
 
-/// The index entries of all changes of a transaction, taken together: what one entity gives up another may take.
+/// The index entries of all changes of a transaction together: one entity may take an entry that another gives up.
 #[derive(Default)]
 struct Moves {
     freed: BTreeSet<Vec<u8>>,
@@ -314,7 +315,7 @@ impl Moves {
     }
 }
 
-/// The entries of a record in every index that is kept.
+/// The entries of a record in every index that writers maintain.
 fn entries(declaration: &Declaration, id: &EntityId, record: Option<&Record>, key_bytes: usize) -> Result<Vec<Entry>> {
     let Some(record) = record else { return Ok(Vec::new()) };
     declaration.kept().map(|index| index.entry(id, record, key_bytes)).collect()
@@ -352,7 +353,7 @@ impl Preparing<'_> {
         Ok(Prepared { commit: self.commit, meanings: self.meanings, ops, doomed: self.doomed })
     }
 
-    /// The declarations of all types that are written, with checks that they hold.
+    /// The declarations of all types that are written, with checks that they are still valid.
     async fn declared(&mut self, changes: &[Changing<'_>]) -> Result<BTreeMap<Arc<str>, Declared>> {
         let mut declared = BTreeMap::new();
         for change in changes {
@@ -416,7 +417,7 @@ impl Preparing<'_> {
             self.doomed(&key, Meaning::UniqueWithin { op, fields: fields(op, entry.index), owner, freed });
         }
         for (key, taken) in &moves.taken {
-            // What is freed by the same transaction is guarded by the rev of the entity that frees it.
+            // An entry that the same transaction frees is guarded by the rev of the entity that frees it.
             if moves.freed.contains(key) {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! A find: what is asked for, how it will be answered, and where the next page starts. Pure; `run.rs` does the reading.
+//! A find: the query, the plan of its answer, and the cursor of the next page. Pure; `run.rs` does the reading.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,10 +12,10 @@ use crate::entity::op::{check_subtype, check_type_name};
 use crate::entity::{Entity, EntityError, EntityId, Result};
 use crate::json;
 
-/// How many results a page has if the query does not say.
+/// The size of a page if the query does not set one.
 const LIMIT: usize = 1000;
 
-/// What to find.
+/// Describes the entities to find.
 ///
 /// ```
 /// use latchwork::entity::{Direction, Query, field};
@@ -42,31 +42,30 @@ impl From<&Query> for Query {
     }
 }
 
-/// Which end of an order comes first.
+/// The direction of an order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Direction {
-    /// The smallest first. What has no such field comes before everything, then null, booleans, numbers, strings,
-    /// arrays and objects.
+    /// The smallest first. Missing fields come first, then null, booleans, numbers, strings, arrays and objects.
     #[default]
     Ascending,
     /// The largest first.
     Descending,
 }
 
-/// Entities that were found.
+/// A page of found entities.
 #[derive(Debug, Clone)]
 pub struct Page {
-    /// The entities, in the order asked for.
+    /// The entities, in the requested order.
     pub items: Vec<Entity>,
     /// Where the next page starts, if there is one.
     pub next: Option<Cursor>,
     /// How they were found.
     pub plan: Plan,
-    /// How many entities were looked at.
+    /// The number of entities that were read.
     pub examined: usize,
 }
 
-/// The place in the results of one query after which they go on. Any text form of it is the same one.
+/// The position in the results of a query after which the next page starts. It can be stored as text.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Cursor(String);
 
@@ -79,7 +78,7 @@ impl fmt::Display for Cursor {
 impl FromStr for Cursor {
     type Err = std::convert::Infallible;
 
-    /// Takes any text; what is wrong with it is told by the find it is used for.
+    /// Accepts any text. The find that uses it reports an invalid one.
     fn from_str(text: &str) -> std::result::Result<Cursor, Self::Err> {
         Ok(Cursor(text.into()))
     }
@@ -88,13 +87,13 @@ impl FromStr for Cursor {
 /// How a find is answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// What is gone through.
+    /// What is read.
     pub access: Access,
-    /// Whether all matches have to be gathered and put in order before the first is known.
+    /// True if all matches must be collected and sorted before the first is known.
     pub sorts: bool,
 }
 
-/// What a find goes through.
+/// What a find reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Access {
@@ -102,19 +101,19 @@ pub enum Access {
     Index {
         /// The index's fields.
         fields: Vec<String>,
-        /// How many of them are bound to one value.
+        /// The number of fields that are bound to one value.
         equal: usize,
-        /// Whether the next one is bound to a range or a list of values.
+        /// True if the next field is bound to a range or a list of values.
         bounded: bool,
     },
     /// Every entity of the type: no declared index helps.
     ScanType,
-    /// Every entity there is: the query names no type.
+    /// Every entity of the store: the query names no type.
     ScanAll,
 }
 
 impl Plan {
-    /// Whether no index helps, so that every entity of the type, or of all types, is looked at.
+    /// True if no index helps, so that every entity of the type or of the store is read.
     pub fn scans(&self) -> bool {
         !matches!(self.access, Access::Index { .. })
     }
@@ -137,43 +136,44 @@ impl fmt::Display for Plan {
 }
 
 impl Query {
-    /// Entities of this type.
+    /// Finds entities of this type.
     pub fn of(entity_type: impl Into<Arc<str>>) -> Query {
         Query { entity_type: Some(entity_type.into()), ..Query::all() }
     }
 
-    /// Entities of every type. Indexes belong to a type, so this looks at all there is.
+    /// Finds entities of every type. Indexes belong to a type, so this reads all entities.
     pub fn all() -> Query {
         let (entity_type, subtype) = (None, None);
         Query { entity_type, subtype, filter: Filter::all(), order: Vec::new(), limit: LIMIT, after: None }
     }
 
-    /// Those of this subtype. Together with a type, an index finds them that every type has.
+    /// Finds entities of this subtype. Together with a type, this uses the index of subtypes, which every type has.
     pub fn subtype(mut self, subtype: impl Into<Arc<str>>) -> Query {
         self.subtype = Some(subtype.into());
         self
     }
 
-    /// Those that this holds of. A second filter is added to the first. Takes a [`Filter`] or its JSON.
+    /// Finds entities that match this filter. A second filter is combined with the first by `and`. Takes a [`Filter`]
+    /// or its JSON.
     pub fn filter(mut self, filter: impl Into<Filter>) -> Query {
         self.filter = std::mem::replace(&mut self.filter, Filter::all()).and(filter.into());
         self
     }
 
-    /// In the order of this field; what is equal there by the next one that is given, and in the end by id, in the
+    /// Orders the results by this field. Equal values are ordered by the next given field, and finally by id, in the
     /// direction of the last field.
     pub fn order_by(mut self, path: &str, direction: Direction) -> Query {
         self.order.push((Field::parse(path), direction));
         self
     }
 
-    /// At most so many at once; 1,000 unless this is said.
+    /// The most results of a page; the default is 1,000.
     pub fn limit(mut self, limit: usize) -> Query {
         self.limit = limit;
         self
     }
 
-    /// From where a page of the same query ended.
+    /// Continues after a page of the same query.
     pub fn after(mut self, cursor: Cursor) -> Query {
         self.after = Some(cursor);
         self
@@ -205,7 +205,7 @@ impl Query {
     }
 }
 
-/// A query that is well made.
+/// A query that is known to be valid.
 pub(crate) struct CheckedQuery {
     pub(crate) entity_type: Option<Arc<str>>,
     pub(crate) subtype: Option<Arc<str>>,
@@ -216,7 +216,7 @@ pub(crate) struct CheckedQuery {
     pub(crate) after: Option<Position>,
 }
 
-/// A place in an order: what the entity there has in the fields of the order, and its id.
+/// A position in an order: the entity's values of the fields of the order, and its id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Position {
     /// Encoded, one for each field of the order.
@@ -247,7 +247,7 @@ impl CheckedQuery {
         Position { values: self.order.iter().map(|(field, _)| encoded(field)).collect(), id: id.clone() }
     }
 
-    /// Bytes that sort as the query asks.
+    /// Bytes that sort in the order of the query.
     pub(crate) fn sort_key(&self, position: &Position) -> Vec<u8> {
         let mut key = Vec::new();
         let directions = self.order.iter().map(|(_, direction)| *direction);
@@ -270,7 +270,7 @@ impl CheckedQuery {
 
     fn read_cursor(&self, cursor: &Cursor) -> Result<Position> {
         let refuse = |reason: &'static str| EntityError::Cursor { reason: reason.into() };
-        let garbled = || refuse("it is not one that a find gave out");
+        let garbled = || refuse("no find has returned it");
         let bytes = unhex(&cursor.0).ok_or_else(garbled)?;
         let (version, rest) = bytes.split_first().ok_or_else(garbled)?;
         if *version != CURSOR_VERSION || rest.len() < 8 {
@@ -278,7 +278,7 @@ impl CheckedQuery {
         }
         let (fingerprint, mut rest) = rest.split_at(8);
         if fingerprint != self.fingerprint.to_be_bytes() {
-            return Err(refuse("it belongs to another query; a cursor goes on with the same type, filter and order"));
+            return Err(refuse("it belongs to another query; a cursor continues the same type, filter and order"));
         }
         let mut values = Vec::with_capacity(self.order.len());
         for _ in &self.order {
@@ -291,7 +291,7 @@ impl CheckedQuery {
         Ok(Position { values, id })
     }
 
-    /// Tells one query from another: type, filter and order.
+    /// Identifies a query by type, filter and order.
     fn compute_fingerprint(&self) -> u64 {
         let mut out = Vec::new();
         let text = |out: &mut Vec<u8>, text: &str| json::encode(out, Some(&Value::String(text.into())));
@@ -308,7 +308,7 @@ impl CheckedQuery {
         xxhash_rust::xxh3::xxh3_64(&out)
     }
 
-    /// What must hold of every match, as far as it is a comparison of one field.
+    /// The comparisons of single fields that every match must fulfil.
     pub(crate) fn conjuncts(&self) -> Vec<(&Field, &Comparison)> {
         let mut found = Vec::new();
         let mut rest = vec![&self.filter];
@@ -326,7 +326,7 @@ impl CheckedQuery {
 fn push_directed(key: &mut Vec<u8>, bytes: &[u8], direction: Direction) {
     match direction {
         Direction::Ascending => key.extend_from_slice(bytes),
-        // No encoded value is the start of another, so turning the bits turns the order.
+        // No encoded value is a prefix of another, so inverting the bits inverts the order.
         Direction::Descending => key.extend(bytes.iter().map(|byte| !byte)),
     }
 }

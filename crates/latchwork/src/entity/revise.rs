@@ -1,4 +1,4 @@
-//! One entity, changed in a commit that holds more than that. For the layers above, which add their own parts.
+//! The change of one entity in a commit that contains more. For the layers above, which add their own parts.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::entity::{Entities, Entity, EntityId, Meta, Moment, Result};
 use crate::lane::as_found;
 use crate::store::{Check, Commit, Rev, View};
 
-/// An entity as it stands at a rev.
+/// An entity at a rev.
 #[derive(Debug, Clone)]
 pub(crate) struct Standing {
     pub(crate) id: EntityId,
@@ -24,7 +24,7 @@ pub(crate) struct Standing {
 pub(crate) struct Revised {
     pub(crate) commit: Commit,
     pub(crate) understood: Understood,
-    /// The entity as the commit leaves it. When it was changed is told by the commit alone.
+    /// The entity as the commit leaves it. The time of the change is known only to the commit.
     pub(crate) after: Standing,
 }
 
@@ -48,7 +48,7 @@ impl Standing {
 }
 
 impl Entities {
-    /// The entity of an id, as a view has it.
+    /// The entity with this id, as the view shows it.
     pub(crate) async fn standing(&self, view: &View, id: &EntityId) -> Result<Option<Standing>> {
         id.validate()?;
         let Some(item) = view.get(&self.key(id)).await? else { return Ok(None) };
@@ -57,12 +57,13 @@ impl Entities {
         Ok(Some(Standing { id: id.clone(), rev: item.rev, changed, record: Arc::new(record) }))
     }
 
-    /// What holds as long as an entity is as it was found: at a rev, or not there.
+    /// The check that an entity is still as it was found: at a rev, or absent.
     pub(crate) fn as_found(&self, id: &EntityId, rev: Option<Rev>) -> Check {
         as_found(self.key(id), rev)
     }
 
-    /// The entity with other data, if it still stands where it stood. More can be added to the commit.
+    /// Prepares a change of the data, which lands only if the entity is still at its rev. More can be added to the
+    /// commit.
     pub(crate) async fn revise(&self, standing: &Standing, data: Value, meta: &Meta) -> Result<Revised> {
         let after = Record { data, ..Record::clone(&standing.record) };
         let change = Changing { op: 0, id: &standing.id, before: Some(&standing.record), after: Some(&after) };

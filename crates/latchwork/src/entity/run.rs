@@ -1,5 +1,5 @@
-//! Answers a query on a view: goes through the ranges that the plan names, looks at each entity there, and keeps what
-//! matches. The same for every view, those of the past included.
+//! Answers a query on a view: reads the ranges that the plan names, checks each entity, and keeps the matches. Works
+//! the same for every view, also of the past.
 
 use crate::entity::document::{Moment, Record};
 use crate::entity::plan::{self, Path};
@@ -7,12 +7,12 @@ use crate::entity::query::{Access, CheckedQuery, Position};
 use crate::entity::{Entity, EntityError, EntityId, EntityView, Page, Plan, Query, Result};
 use crate::store::{Item, Key, Order, Range, View};
 
-/// How many entries are read at once, at the most and at the least.
+/// The most and the fewest entries that are read at once.
 const BATCH: usize = 256;
 const FIRST_BATCH: usize = 16;
 
 impl EntityView {
-    /// The entities that a query asks for.
+    /// Returns the entities that a query asks for.
     pub async fn find(&self, query: &Query) -> Result<Page> {
         let query = query.checked()?;
         let view = self.pinned()?;
@@ -21,13 +21,13 @@ impl EntityView {
         run.page().await
     }
 
-    /// How a query would be answered.
+    /// Returns how a query would be answered.
     pub async fn explain(&self, query: &Query) -> Result<Plan> {
         let query = query.checked()?;
         Ok(self.plan(&*self.pinned()?, &query).await?.plan)
     }
 
-    /// By the declaration that held at this generation: an index that came later has nothing for it.
+    /// Uses the declaration of this generation: an index that was declared later has no entries here.
     async fn plan(&self, view: &View, query: &CheckedQuery) -> Result<Path> {
         let entities = self.entities();
         let key_bytes = entities.store().limits().key_bytes;
@@ -43,7 +43,7 @@ impl EntityView {
     }
 }
 
-/// A match, on its way into a page.
+/// A match, before it is put into a page.
 struct Match {
     sort_key: Vec<u8>,
     position: Position,
@@ -68,7 +68,7 @@ impl Run<'_> {
         Ok(Page { items, next, plan: self.path.plan.clone(), examined: self.examined })
     }
 
-    /// The ranges to go through, with the part behind the cursor left out where the order is the index's own.
+    /// The ranges to read. If the index has the requested order, the part before the cursor is left out.
     fn ranges(&self) -> Vec<Range> {
         let entities = self.view.entities();
         let scans_all = self.path.plan.access == Access::ScanAll;
@@ -85,8 +85,9 @@ impl Run<'_> {
         ranges.iter().map(|range| self.behind(range, &key)).collect()
     }
 
-    /// The matches of a page in the order asked for, and one more to know whether there is another page. Where the
-    /// index has that order, reading ends with the last of them; otherwise all is read, and the first are kept.
+    /// The matches of a page in the requested order, and one more, which tells whether there is another page. If the
+    /// index has that order, reading ends with the last of them; otherwise everything is read, and the first matches
+    /// are kept.
     async fn matches(&mut self) -> Result<Vec<Match>> {
         let (sorts, order) = (self.path.plan.sorts, self.path.order);
         let wanted = self.query.limit.saturating_add(1);
@@ -125,7 +126,7 @@ impl Run<'_> {
         Ok(matches)
     }
 
-    /// What is left of a range when this key was read.
+    /// The rest of a range after this key was read.
     fn behind(&self, rest: &Range, key: &Key) -> Range {
         match self.path.order {
             Order::Ascending => rest.after(key),
@@ -133,7 +134,7 @@ impl Run<'_> {
         }
     }
 
-    /// Looks at the entity that an entry stands for.
+    /// Checks the entity of an index entry.
     async fn look(&mut self, key: &Key, entry: &Item) -> Result<Option<Match>> {
         self.examined += 1;
         if self.path.plan.access == Access::ScanAll {
@@ -143,7 +144,7 @@ impl Run<'_> {
         }
         let id = EntityId::from_stored(&entry.value)?;
         let item = self.view.read(self.pinned, &id).await?;
-        let item = item.ok_or_else(|| EntityError::corrupt(format!("the index entry {key} of no entity")))?;
+        let item = item.ok_or_else(|| EntityError::corrupt(format!("the index entry {key} without an entity")))?;
         self.matched(id, &item)
     }
 
@@ -164,12 +165,12 @@ impl Run<'_> {
         Ok(Some(Match { sort_key, position, entity }))
     }
 
-    /// What a range is called where it has changed.
+    /// The name of a range in an error that says it has changed.
     fn what(&self) -> String {
         let entity_type = self.query.entity_type.as_deref();
         match (&self.path.plan.access, entity_type) {
             (Access::Index { fields, .. }, Some(entity_type)) => {
-                format!("what the index of {entity_type:?} on {} finds", fields.join(", "))
+                format!("the result of the index of {entity_type:?} on {}", fields.join(", "))
             }
             (_, Some(entity_type)) => format!("the list of all {entity_type:?}"),
             (_, None) => "the list of all entities".into(),
@@ -177,7 +178,7 @@ impl Run<'_> {
     }
 }
 
-/// Puts matches in the order asked for and drops what is behind so many.
+/// Sorts matches in the requested order and drops those beyond the limit.
 fn keep_first(matches: &mut Vec<Match>, wanted: usize) {
     matches.sort_unstable_by(|a, b| a.sort_key.cmp(&b.sort_key));
     matches.truncate(wanted);

@@ -1,5 +1,5 @@
-//! A transaction becomes one commit. What each operation requires is a check of that commit, also where it is known
-//! that it will fail: so the store's refusal lists all that is wrong, as of one generation, and nothing else can.
+//! A transaction becomes one commit. Every requirement of an operation is a check of that commit, even if it is known
+//! to fail. So the store's refusal lists all failures, as of one generation.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,11 @@ use crate::entity::view::ReadSet;
 use crate::entity::{Entities, EntityError, EntityId, FailedOp, OpReceipt, Receipt, Result, Transaction};
 use crate::store::{Actual, Check, Commit, Env, FailedCheck, Generation, Outcome, Receipt as Committed, Refusal};
 
-/// How often a transaction is tried that others outran where it asked for no check. Each time one of them got through.
+/// How often a transaction is tried when other writers were faster and none of its own checks failed. In each try,
+/// another writer has made progress.
 pub(crate) const TRIES: u32 = 1000;
 
-/// A transaction whose parts are known to be well. Ids are made once, however often it is tried.
+/// A transaction whose parts are known to be valid. Ids are made once, however often it is tried.
 pub(crate) struct Checked {
     pub(crate) ops: Vec<CheckedOp>,
     pub(crate) at_generation: Option<Generation>,
@@ -66,7 +67,7 @@ impl Checked {
             };
             if !matches!(op, CheckedOp::Require(_)) {
                 match written.get(op.id()) {
-                    // What is added only if it is absent is not, after an add.
+                    // After an add of the same id, an `if_absent` add writes nothing.
                     Some(&first) if op.adds_if_absent() && matches!(checked[first], CheckedOp::Add(..)) => {}
                     Some(&first) => {
                         return Err(EntityError::WrittenTwice { id: op.id().clone(), first, second: index });
@@ -81,7 +82,7 @@ impl Checked {
 }
 
 impl Entities {
-    /// Sends a transaction until it has landed or been rejected for a reason that its caller asked to be told.
+    /// Sends a transaction until it has landed, or until a check that its caller asked for has failed.
     pub(crate) async fn send(&self, transaction: Checked) -> Result<Receipt> {
         for _ in 0..TRIES {
             let view = self.store().view().await?;
@@ -89,7 +90,7 @@ impl Entities {
             drop(view);
             let Prepared { commit, meanings, ops, doomed } = prepared;
             match self.store().commit(commit).await? {
-                // What stood in the way has gone meanwhile.
+                // The reason for the expected failure is gone meanwhile.
                 Outcome::Applied(_) if doomed => {}
                 Outcome::Applied(receipt) => return Ok(answer(ops, receipt)),
                 Outcome::Refused(refusal) => {
@@ -103,8 +104,8 @@ impl Entities {
         Err(EntityError::Contended { tries: TRIES })
     }
 
-    /// What a refusal means to the caller: nothing if only what nobody asked for has failed. Checks behind those of the
-    /// transaction are another layer's.
+    /// The failures that a refusal means to the caller. Empty if a check failed that the caller did not ask for: then
+    /// the transaction is tried again. Checks after those of the transaction belong to another layer.
     async fn failures(&self, refusal: Refusal, meanings: &[Meaning], ops: &[PreparedOp]) -> Result<Vec<FailedOp>> {
         let mut failed = Vec::with_capacity(refusal.failed.len());
         for check in refusal.failed {
@@ -140,7 +141,7 @@ impl Entities {
                 at(*op, EntityError::AlreadyExists { id: id(*op), rev: *rev })
             }
             (Meaning::UniqueWithin { op, fields, owner, freed }, Check::AtRev(key, _), _) => {
-                // Who has it goes before who is about to get it, unless it is given up here.
+                // A stored owner is named before the one in this transaction, unless the transaction frees the value.
                 let has = if *freed { None } else { self.store().view().await?.get(key).await? };
                 let owner = has.map_or(Ok(owner.clone()), |has| EntityId::from_stored(&has.value))?;
                 at(*op, violation(&ops[*op], fields.clone(), owner))
@@ -149,7 +150,7 @@ impl Entities {
                 let owner = self.store().view().await?.get(key).await?;
                 let Some(owner) = owner else { return Ok(None) };
                 let owner = EntityId::from_stored(&owner.value)?;
-                // An entity does not violate itself: it was written by somebody else meanwhile.
+                // An entity does not violate its own value: another writer has written it meanwhile.
                 if owner == ops[*op].id {
                     return Ok(None);
                 }
@@ -163,8 +164,8 @@ impl Entities {
         }
     }
 
-    /// Whether a transaction was refused because what it has read has changed, or for a reason of its own: then that
-    /// is the error. Checks behind its own are somebody else's, and stand for something that was read.
+    /// Returns if a transaction was refused because something that it has read has changed. Any other failed check is
+    /// returned as the error. Checks after its own belong to another layer, and stand for something that was read.
     pub(crate) async fn outrun(&self, refusal: Refusal, prepared: &Understood) -> Result<()> {
         if refusal.failed.iter().any(|failed| failed.index >= prepared.meanings.len()) {
             return Ok(());
@@ -177,14 +178,14 @@ impl Entities {
         Ok(())
     }
 
-    /// Why a change was refused; `None` if it was outrun.
+    /// Why a change was refused; `None` if another writer was faster.
     pub(crate) async fn explain_change(&self, refusal: Refusal, prepared: &Understood) -> Result<Option<EntityError>> {
         let failed = self.failures(refusal, &prepared.meanings, &prepared.ops).await?;
         Ok(failed.into_iter().next().map(|failed| failed.error))
     }
 }
 
-/// What is left of a prepared commit when it is on its way.
+/// What is kept of a prepared commit while it is on its way.
 #[derive(Default)]
 pub(crate) struct Understood {
     meanings: Vec<Meaning>,
@@ -192,12 +193,12 @@ pub(crate) struct Understood {
 }
 
 impl Understood {
-    /// What a commit that has landed answers.
+    /// The receipt of a commit that has landed.
     pub(crate) fn answer(self, committed: Committed) -> Receipt {
         answer(self.ops, committed)
     }
 
-    /// Whether nothing failed but that a declaration was not known.
+    /// True if only checks of declarations have failed.
     pub(crate) fn only_undeclared(&self, refusal: &Refusal) -> bool {
         refusal.failed.iter().all(|failed| matches!(self.meanings[failed.index], Meaning::Declared(_)))
     }

@@ -1,4 +1,4 @@
-//! Holds every index entry against the entities, and every entity against its entries.
+//! Compares every index entry with the entities, and every entity with its entries.
 
 use crate::entity::document::Record;
 use crate::entity::index::{self, IndexState};
@@ -9,8 +9,8 @@ use crate::store::{Damage, Key, Order, Range, View};
 const BATCH: usize = 1000;
 
 impl Entities {
-    /// Reads all entities and all index entries at one generation and tells where they do not agree. Whether the bytes
-    /// themselves are well is for `Store::verify` to say.
+    /// Reads all entities and all index entries at one generation and reports where they disagree. `Store::verify`
+    /// checks the bytes themselves.
     pub fn verify(&self) -> impl Future<Output = Result<Vec<Damage>>> + Send + use<> {
         self.clone().verified()
     }
@@ -64,7 +64,7 @@ impl Entities {
         Ok(())
     }
 
-    /// Whether an entity has an entry, or may have it for as long as an index is on its way.
+    /// True if an entity has an entry, or may have it while an index is being built or cleared.
     async fn belongs(&self, view: &View, key: &Key, id: &EntityId) -> Result<bool> {
         let Some((entity_type, number)) = index::read_prefix(key.bytes()) else { return Ok(false) };
         if let Some((_, declaration)) = self.declared_at(view, entity_type).await?
@@ -78,7 +78,7 @@ impl Entities {
         Ok(known.iter().any(|(_, known)| known == key.bytes()))
     }
 
-    /// The entries of an entity in the indexes that are in a wanted state, and in the list of its type.
+    /// The entries of an entity in the indexes with one of these states, and in the list of its type.
     async fn entries(
         &self,
         view: &View,
@@ -95,7 +95,7 @@ impl Entities {
     }
 }
 
-/// The next items of a range, and what is left of it.
+/// The next items of a range, and the rest of the range.
 async fn batch(view: &View, range: &Range) -> Result<Option<(Vec<(Key, crate::store::Item)>, Range)>> {
     let items = view.scan(range, Order::Ascending, BATCH).await?;
     let next = items.last().map(|(key, _)| range.after(key));

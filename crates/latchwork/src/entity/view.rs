@@ -1,5 +1,5 @@
-//! Entities at one generation: reading them, finding them, and what became of them before. A view remembers what was
-//! read through it, so that a commit can be made to depend on just that.
+//! Entities at one generation: reads, finds and history. A view remembers what was read through it, so that a commit
+//! can depend on exactly that.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::entity::{Entities, Entity, EntityError, EntityId, Result};
 use crate::lane::as_found;
 use crate::store::{Check, Generation, Item, Range, Rev, StoreError, Timestamp, Version, View};
 
-/// The point to which [`Entities::as_of`] goes back.
+/// The point in the past for [`Entities::as_of`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AsOf {
     /// The store as that generation left it.
@@ -34,12 +34,12 @@ impl From<Timestamp> for AsOf {
     }
 }
 
-/// Entities at one generation, until it is released or dropped. Writers go on; nothing seen through a view changes.
+/// Entities at one generation, until it is released or dropped. Writers continue; nothing seen through a view changes.
 pub struct EntityView {
     entities: Entities,
     generation: Generation,
     view: RwLock<Option<Arc<View>>>,
-    /// `None` if nobody can ask for it.
+    /// `None` if the view remembers no reads.
     reads: Option<Mutex<ReadSet>>,
 }
 
@@ -53,7 +53,7 @@ pub struct Revision {
     pub committed: Moment,
     /// The entity from then on; `None` if it was removed.
     pub entity: Option<Entity>,
-    /// Who did it, and why, if that was said.
+    /// The author and the reason, if they were given.
     pub meta: Meta,
 }
 
@@ -64,17 +64,17 @@ impl EntityView {
         EntityView { entities, generation, view: RwLock::new(Some(Arc::new(view))), reads }
     }
 
-    /// For one read: it remembers nothing.
+    /// Makes a view for one read. It remembers nothing.
     pub(crate) fn passing(entities: Entities, view: View) -> EntityView {
         EntityView { reads: None, ..EntityView::new(entities, view) }
     }
 
-    /// The generation that this is a view of.
+    /// The generation of this view.
     pub fn generation(&self) -> Generation {
         self.generation
     }
 
-    /// Lets go of the generation, so that the store may forget it. Dropping the view does the same.
+    /// Releases the generation, so that the store may drop it. Dropping the view does the same.
     pub fn release(&self) {
         self.view.write().take();
     }
@@ -87,14 +87,14 @@ impl EntityView {
         &self.entities
     }
 
-    /// The entity of this id.
+    /// Returns the entity with this id.
     pub async fn get(&self, id: impl Into<EntityId>) -> Result<Option<Entity>> {
         let id = id.into();
         let view = self.pinned()?;
         self.read(&view, &id).await?.map(|item| Entity::decode(id, &item)).transpose()
     }
 
-    /// The record of an id. Remembers that it was read.
+    /// Returns the record with this id. Remembers that it was read.
     pub(crate) async fn read(&self, view: &View, id: &EntityId) -> Result<Option<Item>> {
         id.validate()?;
         let item = view.get(&self.entities.key(id)).await?;
@@ -102,14 +102,14 @@ impl EntityView {
         Ok(item)
     }
 
-    /// Remembers a range that a find went through, and what to call it.
+    /// Remembers a range that a find has read, and its name for errors.
     pub(crate) fn remember(&self, range: Range, what: impl FnOnce() -> String) {
         if let Some(reads) = &self.reads {
             reads.lock().range(range, what);
         }
     }
 
-    /// Remembers that an index of a type was relied on.
+    /// Remembers that an index of a type was used.
     pub(crate) fn remember_type(&self, entity_type: &Arc<str>, declared: Rev) {
         if let Some(reads) = &self.reads {
             reads.lock().types.insert(entity_type.clone(), declared);
@@ -144,7 +144,8 @@ impl EntityView {
         Ok(revisions)
     }
 
-    /// What was said of the commit that wrote a version. Of one from before the history that is kept, nothing is known.
+    /// The author and reason of the commit that wrote a version. `None` if the commit is older than the history that is
+    /// kept.
     async fn meta(&self, view: &View, id: &EntityId, generation: Generation) -> Result<Meta> {
         let range = self.entities.only(id);
         let before = Generation(generation.0.saturating_sub(1));
@@ -184,8 +185,8 @@ impl EntityView {
         touched.iter().map(|id| EntityId::from_stored(id)).collect()
     }
 
-    /// Writes the store as this view sees it, all of it, as a data directory of its own: into an empty or missing
-    /// directory, while the store goes on.
+    /// Writes the whole store, as this view sees it, into an empty or missing directory, as a data directory of its
+    /// own. The store stays in use meanwhile.
     pub async fn persist(&self, directory: impl AsRef<Path>) -> Result<()> {
         Ok(self.pinned()?.persist(directory).await?)
     }
@@ -200,14 +201,14 @@ pub(crate) struct ReadSet {
     /// With the rev that was found.
     entities: BTreeMap<EntityId, Option<Rev>>,
     ranges: Vec<(Range, String)>,
-    /// Types of which an index was relied on, with the rev of the declaration: an index that is taken back says nothing
-    /// of what comes later.
+    /// Types of which an index was used, with the rev of the declaration: an index that is undeclared misses later
+    /// writes.
     types: BTreeMap<Arc<str>, Rev>,
-    /// Reads that were too many to remember.
+    /// The number of reads that were too many to remember.
     forgotten: usize,
 }
 
-/// The most reads that are remembered: more could not be checked by one commit anyway.
+/// The most reads that are remembered: one commit could not check more.
 const REMEMBERED: usize = 10_000;
 
 impl ReadSet {
@@ -229,15 +230,15 @@ impl ReadSet {
         }
     }
 
-    /// Fails if not everything that was read can be checked by a commit of so many operations.
+    /// Fails if a commit with this number of operations cannot check everything that was read.
     pub(crate) fn validate(&self, limit: usize) -> Result<()> {
         let reads = self.entities.len() + self.ranges.len() + self.types.len() + self.forgotten;
         let limit = limit.min(REMEMBERED);
         if self.forgotten > 0 || reads > limit { Err(EntityError::ReadSetTooLarge { reads, limit }) } else { Ok(()) }
     }
 
-    /// The checks that everything is as it was read, each with a name for what it checks. A single entity is checked by
-    /// its rev, which is cheaper than a look at all commits since.
+    /// The checks that nothing read has changed, each with a name for errors. A single entity is checked by its rev,
+    /// which is cheaper than a check of all commits since.
     pub(crate) fn checks(&self, entities: &Entities) -> impl Iterator<Item = (Check, String)> {
         let types = self.types.iter().map(|(entity_type, rev)| {
             let check = Check::AtRev(entities.type_key(entity_type), *rev);

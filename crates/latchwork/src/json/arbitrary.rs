@@ -1,5 +1,5 @@
-//! JSON values for tests: few letters and few keys, so that values often share their beginnings, and numbers from
-//! where integers and floats part.
+//! JSON values for tests: few letters and few keys, so that values often share a prefix, and numbers near the limits
+//! where integers and floats differ.
 
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
@@ -21,7 +21,7 @@ pub(super) fn value() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Two values that are apart, near one another, or differ only deep inside.
+/// Two values that are unrelated, similar, or different only deep inside.
 pub(super) fn pair() -> impl Strategy<Value = (Value, Value)> {
     let numbers = numbers().prop_map(|(a, b)| (Value::Number(a), Value::Number(b)));
     let strings = (string(), string()).prop_map(|(a, b)| (Value::String(a), Value::String(b)));
@@ -37,19 +37,19 @@ pub(super) fn string() -> impl Strategy<Value = String> {
     vec(select(vec!['\0', '\u{1}', 'a', 'b', '\u{7f}', 'é', '\u{ffff}', '𐍈']), 0..4).prop_map(String::from_iter)
 }
 
-/// Two numbers, every other time around the same edge.
+/// Two numbers, often near the same edge.
 pub(super) fn numbers() -> impl Strategy<Value = (Number, Number)> {
     let beside = edge().prop_flat_map(|edge| (near(edge), near(edge)));
     prop_oneof![beside, (number(), number())]
 }
 
-/// Where the distance of floats changes, and where the integers of 64 bits end.
+/// Numbers where the distance of floats changes, and where the 64-bit integers end.
 fn edge() -> impl Strategy<Value = i128> {
     let edges = vec![0, 1 << 52, 1 << 53, 1 << 54, 1 << 62, 1 << 63, 1 << 64, 1 << 65];
     (select(edges), any::<bool>()).prop_map(|(edge, negative)| if negative { -edge } else { edge })
 }
 
-/// An integer, if there is such a one, or a float.
+/// An integer, if there is one, or a float.
 fn near(edge: i128) -> impl Strategy<Value = Number> {
     (prop_oneof![-3..4i128, -3000..3000i128], any::<bool>()).prop_filter_map("not finite", move |(offset, whole)| {
         let integer = Number::from_i128(edge + offset).filter(|_| whole);
@@ -63,7 +63,7 @@ fn number() -> impl Strategy<Value = Number> {
         let float = integer as f64 + f64::from(quarters) / 4.0;
         if whole { Some(Number::from(integer)) } else { Number::from_f64(float) }
     });
-    // The smallest subnormals, the largest ones, and the largest floats there are.
+    // The smallest and the largest subnormals, and the largest floats.
     let extreme = select(vec![0, 1, 2, (1 << 52) - 1, 1 << 52, f64::MAX.to_bits() - 1, f64::MAX.to_bits()]);
     let extreme = (extreme, any::<bool>()).prop_map(|(bits, negative)| {
         let float = f64::from_bits(bits);

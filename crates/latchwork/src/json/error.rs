@@ -1,45 +1,45 @@
-//! What keeps a value from being stored as JSON, or from being read as a type, and where in the value it is.
+//! Why a value cannot be stored as JSON or read as a type, and the position of the problem in the value.
 //!
-//! Places are found on the way out of the value: every array and object that an error passes adds its step in front.
-//! So nothing is kept about places as long as all goes well.
+//! The position is built while an error leaves the value: every array and object that the error passes adds its step in
+//! front. So values without errors cost nothing for positions.
 
 use std::borrow::Cow;
 use std::fmt;
 
-/// Why a value cannot be stored, or does not fit. `path` says where in the value, as in `items[3].price`; it is empty
-/// at the top.
+/// Why a value cannot be stored, or does not fit a type. `path` is the position in the value, as in `items[3].price`;
+/// it is empty at the top.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
-#[allow(missing_docs)] // Of fields: they are named after what the messages say of them.
+#[allow(missing_docs)] // The fields are what the messages say.
 pub enum JsonError {
-    /// NaN, an infinity, or a number beyond them.
+    /// A number that is NaN, infinite or too large for a float.
     #[error("the number at {} is not finite, and JSON has no such number; leave it out or store a string", place(path))]
     NotFinite { path: String },
-    /// Arrays and objects in one another beyond the limit.
+    /// Arrays and objects are nested deeper than the limit.
     #[error(
-        "the value at {} lies in {limit} arrays and objects and is another one; store its parts apart, or as a string",
+        "the value at {} is nested in more than {limit} arrays and objects; store its parts separately, or as a string",
         shorten(place(path))
     )]
     TooDeep { path: String, limit: usize },
-    /// A key of a map that does not become a string.
+    /// A key of a map cannot become a string.
     #[error(
-        "a key of the map at {} is {found}; a key is a string, an integer, a bool, a char or a variant without fields",
+        "a key of the map at {} is {found}; use a string, an integer, a bool, a char or a variant without fields",
         place(path)
     )]
     Key { path: String, found: Cow<'static, str> },
-    /// An integer of 128 bits that needs more than 64.
+    /// A 128-bit integer needs more than 64 bits.
     #[error("the integer at {} does not fit into 64 bits; store a string", place(path))]
     Integer { path: String },
-    /// What the value's own `Serialize` raised.
+    /// The value's own `Serialize` has failed.
     #[error("the value at {} cannot be written: {message}", place(path))]
     Custom { path: String, message: String },
-    /// What keeps the value from being read as the type that is wanted.
+    /// The value cannot be read as the requested type.
     #[error("the value at {} does not fit: {message}", place(path))]
     Misfit { path: String, message: String },
 }
 
-/// Bytes of a key, or of a path without end, that a message shows.
+/// The most bytes of a key or of a very long path that a message shows.
 const SHOWN: usize = 64;
 
 impl JsonError {

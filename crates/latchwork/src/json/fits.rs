@@ -1,4 +1,4 @@
-//! Whether JSON can be read as a type, and if not, why and where in it. Knows nothing of what the JSON is for.
+//! Checks whether JSON can be read as a type, and if not, why and where. Knows nothing of the purpose of the JSON.
 
 use serde::de::DeserializeOwned;
 use serde_json::Deserializer;
@@ -21,13 +21,13 @@ pub(crate) fn fits<T: DeserializeOwned>(json: &str) -> Result<(), JsonError> {
     }))
 }
 
-/// An array or object that is open, and what of it is being read.
+/// An open array or object, and the part of it that is being read.
 enum Step {
     Object(Option<String>),
     Array(usize),
 }
 
-/// What is open where a text is cut off.
+/// The arrays and objects that are open where a text is cut off.
 fn steps_to(json: &[u8]) -> Vec<Step> {
     let (mut steps, mut at) = (Vec::new(), 0);
     while at < json.len() {

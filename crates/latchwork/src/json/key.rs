@@ -1,4 +1,4 @@
-//! Keys of maps as the strings they are in JSON. Floats are refused as well: one has many spellings.
+//! Keys of maps as JSON strings. Floats are refused: a float has many spellings.
 
 use std::fmt::Display;
 
@@ -8,7 +8,7 @@ use serde::ser::{Impossible, Serializer};
 use super::error::JsonError;
 use super::write::display;
 
-/// Writes one key; see [`JsonError::Key`] for what can be one.
+/// Writes one key; [`JsonError::Key`] lists what a key can be.
 pub(super) struct KeyWriter;
 
 fn refused<T>(found: &'static str) -> Result<T, JsonError> {

@@ -1,9 +1,9 @@
-//! JSON merge patch, RFC 7396: objects merge field by field, null takes a field away, all else replaces.
+//! JSON merge patch, RFC 7396: objects merge field by field, null removes a field, any other value replaces.
 
 use serde_json::{Map, Value};
 
-/// Applies `patch` to `target`. The result nests no deeper than the deeper of both, and the recursion no deeper than
-/// `patch`, which was checked when it came in.
+/// Applies `patch` to `target`. The result nests no deeper than the deeper of both. The recursion is no deeper than
+/// `patch`, which is already checked.
 pub(crate) fn merge(target: &mut Value, patch: &Value) {
     let Value::Object(patch) = patch else {
         *target = patch.clone();
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn nulls_inside_arrays_and_empty_patches_take_nothing_away() {
+    fn nulls_inside_arrays_and_empty_patches_remove_nothing() {
         check(json!({"a": [1]}), json!({"a": [null, {"b": null}]}), json!({"a": [null, {"b": null}]}));
         check(json!({"a": 1}), json!({}), json!({"a": 1}));
         check(json!({"a": 1}), json!({"a": {}}), json!({"a": {}}));

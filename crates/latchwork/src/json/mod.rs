@@ -19,7 +19,7 @@ pub use path::{Path, PathError};
 pub(crate) use path::{array_index, find_in};
 pub(crate) use write::{check, check_under, to_value};
 
-/// Reads JSON of any depth: what was stored was checked before.
+/// Reads JSON of any depth: stored JSON was checked before it was written.
 pub(crate) fn parse_stored<'a, T: serde::Deserialize<'a>>(json: &'a [u8]) -> Option<T> {
     let mut reader = serde_json::Deserializer::from_slice(json);
     reader.disable_recursion_limit();

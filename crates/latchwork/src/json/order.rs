@@ -1,9 +1,9 @@
-//! The order of JSON values, and bytes that have the same order: those of indexes. Values are checked before they
-//! come here, so recursion is bounded.
+//! The order of JSON values, and bytes with the same order, for indexes. Values are checked before they come here, so
+//! recursion is bounded.
 //!
-//! Missing < null < false < true < numbers < strings < arrays < objects. Numbers are ordered by what they are worth,
-//! whether written as integer or float; strings by their UTF-8; arrays item by item; objects as arrays of their keys
-//! and values, sorted by key. What is equal has equal bytes, and no value's bytes begin with another's.
+//! Missing < null < false < true < numbers < strings < arrays < objects. Numbers are ordered by value, whether written
+//! as integer or float; strings by their UTF-8; arrays item by item; objects as arrays of their keys and values, sorted
+//! by key. Equal values have equal bytes, and the bytes of one value are never a prefix of another's.
 //!
 //! ```text
 //! missing, null, false, true   tag
@@ -17,7 +17,7 @@ use std::cmp::Ordering;
 
 use serde_json::{Map, Number, Value};
 
-/// Ends arrays and objects; below every tag, so that the shorter of two comes first.
+/// Ends arrays and objects. It is below every tag, so that the shorter of two comes first.
 const END: u8 = 0x00;
 const MISSING: u8 = 0x01;
 const NULL: u8 = 0x02;
@@ -62,7 +62,7 @@ fn encode_string(out: &mut Vec<u8>, string: &str) {
     out.extend_from_slice(&[0, 0]);
 }
 
-/// Appends what the bytes of all strings that start with `prefix`, and of nothing else, start with.
+/// Appends the common start of the bytes of all strings with this prefix. No other value's bytes start with it.
 pub(crate) fn encode_string_prefix(out: &mut Vec<u8>, prefix: &str) {
     out.push(STRING);
     for (index, part) in prefix.as_bytes().split(|byte| *byte == 0).enumerate() {
@@ -73,10 +73,10 @@ pub(crate) fn encode_string_prefix(out: &mut Vec<u8>, prefix: &str) {
     }
 }
 
-/// The length of the value that `bytes` start with; `None` if they start with none.
+/// The length of the value at the start of `bytes`; `None` if there is no value.
 pub(crate) fn skip(bytes: &[u8]) -> Option<usize> {
     let mut at = 0;
-    // Arrays and objects that have not ended.
+    // The number of open arrays and objects.
     let mut open = 0usize;
     loop {
         let tag = *bytes.get(at)?;
@@ -95,7 +95,7 @@ pub(crate) fn skip(bytes: &[u8]) -> Option<usize> {
     }
 }
 
-/// The length of an encoded string behind its tag.
+/// The length of an encoded string after its tag.
 fn string_length(bytes: &[u8]) -> Option<usize> {
     let mut at = 0;
     loop {
@@ -127,7 +127,7 @@ pub(crate) fn compare(a: Option<&Value>, b: Option<&Value>) -> Ordering {
     }
 }
 
-/// Whether two values are the same, however their numbers are written and their keys arranged.
+/// True if two values are equal, however their numbers are written and their keys are ordered.
 pub(crate) fn equal(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| equal(a, b)),
@@ -138,7 +138,7 @@ pub(crate) fn equal(a: &Value, b: &Value) -> bool {
     }
 }
 
-/// Whether two values are both null, both bools, both numbers and so on.
+/// True if two values are of the same kind: both null, both bools, both numbers and so on.
 pub(crate) fn same_kind(a: &Value, b: &Value) -> bool {
     std::mem::discriminant(a) == std::mem::discriminant(b)
 }
@@ -156,12 +156,12 @@ fn tag(value: Option<&Value>) -> u8 {
     }
 }
 
-/// The largest float that is not above `number`, in sortable form, and what the number is above it. A float has
-/// nothing above; an integer of 64 bits has less than 2048, the distance of floats below 2^64.
+/// The largest float that is not above `number`, in sortable form, and the difference to the number. For a float the
+/// difference is zero; for a 64-bit integer it is less than 2048, the distance of floats below 2^64.
 fn worth(number: &Number) -> (u64, u16) {
     let integer = number.as_i64().map(i128::from).or_else(|| number.as_u64().map(i128::from));
     let Some(integer) = integer else {
-        // A number that is no float either has not passed the check of values.
+        // A number that is not a float either cannot have passed the check of values.
         return (sortable(number.as_f64().unwrap_or(f64::INFINITY)), 0);
     };
     let nearest = integer as f64;
@@ -169,14 +169,14 @@ fn worth(number: &Number) -> (u64, u16) {
     (sortable(floor), (integer - floor as i128) as u16)
 }
 
-/// Bits that are ordered as floats are: the sign flipped, and below zero all others as well.
+/// Bits with the order of floats: the sign bit is flipped, and below zero all other bits, too.
 fn sortable(float: f64) -> u64 {
-    // Makes -0.0 and 0.0 one.
+    // Makes -0.0 equal to 0.0.
     let bits = (float + 0.0).to_bits();
     if bits >> 63 == 0 { bits | 1 << 63 } else { !bits }
 }
 
-/// Fields by key. They are in this order already, unless somebody has turned on serde_json's preserve_order.
+/// Fields by key. They have this order already, unless serde_json's preserve_order is turned on.
 fn sorted(fields: &Map<String, Value>) -> Vec<(&String, &Value)> {
     let mut fields: Vec<_> = fields.iter().collect();
     fields.sort_unstable_by_key(|(key, _)| *key);
@@ -198,7 +198,7 @@ mod tests {
         out
     }
 
-    /// Written apart from `worth`: whole part and fraction are exact in floats, and where the whole part exceeds
+    /// Written independently of `worth`: whole part and fraction are exact in floats, and where the whole part exceeds
     /// 128 bits, no integer is near.
     fn exact(number: &Number) -> (i128, f64, f64) {
         match number.as_i128() {
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_ordered_by_kind_and_then_by_worth() {
+    fn values_are_ordered_by_kind_and_then_by_value() {
         let float = |text: &str| serde_json::from_str::<Value>(text).unwrap();
         let ascending: Vec<Vec<Option<Value>>> = vec![
             vec![None],
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_those_that_are_stored() {
+    fn bytes_are_the_stored_ones() {
         let cases: Vec<(Value, &[u8])> = vec![
             (json!(null), &[2]),
             (json!(1), &[5, 0xbf, 0xf0, 0, 0, 0, 0, 0, 0, 0, 0]),
@@ -342,7 +342,7 @@ mod tests {
         }
 
         #[test]
-        fn numbers_are_ordered_by_what_they_are_worth((a, b) in numbers()) {
+        fn numbers_are_ordered_by_their_values((a, b) in numbers()) {
             let expected = exact(&a).partial_cmp(&exact(&b)).unwrap();
             prop_assert_eq!(compare(Some(&a.into()), Some(&b.into())), expected);
         }
@@ -369,7 +369,7 @@ mod tests {
         }
 
         #[test]
-        fn a_prefix_is_found_in_the_strings_that_start_so(prefix in string(), rest in string(), other in value()) {
+        fn a_prefix_is_found_in_the_strings_that_start_with_it(prefix in string(), rest in string(), other in value()) {
             let mut start = Vec::new();
             encode_string_prefix(&mut start, &prefix);
             let longer = Value::String(format!("{prefix}{rest}"));

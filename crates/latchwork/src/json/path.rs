@@ -1,13 +1,13 @@
-//! Where in a JSON value something is, as people write it: `data.address.city`. Knows nothing of what is found there.
+//! The position of a part of a JSON value, as people write it: `data.address.city`. Knows nothing of the part itself.
 
 use std::fmt;
 
 use serde_json::Value;
 
-/// The way to a part of a JSON value: keys of objects and indexes of arrays, at least one, none of them empty.
+/// The path to a part of a JSON value: keys of objects and indexes of arrays, at least one, none of them empty.
 ///
-/// It is written with dots between its segments; a dot or a backslash within a segment has a backslash in front.
-/// Every path has one written form, and orders segment by segment.
+/// It is written with dots between its segments. A dot or a backslash within a segment is written with a backslash
+/// before it. Every path has one written form, and paths are ordered segment by segment.
 ///
 /// ```
 /// let order = serde_json::json!({"lines": [{"price": 7}], "ship.to": "Oslo"});
@@ -22,19 +22,19 @@ pub struct Path {
     segments: Vec<String>,
 }
 
-/// Why something is no path. Positions are in bytes of the written form.
+/// Why a text is not a path. Positions are in bytes of the written form.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
-#[allow(missing_docs)] // Of fields: they are named after what the messages say of them.
+#[allow(missing_docs)] // The fields are what the messages say.
 pub enum PathError {
-    /// No segment at all.
-    #[error("the path is empty; it has at least one segment")]
+    /// There is no segment.
+    #[error("the path is empty; it must have at least one segment")]
     Empty,
-    /// Nothing between two dots, or in front of the first or behind the last.
+    /// There is nothing between two dots, before the first dot or after the last dot.
     #[error("the path has an empty segment at byte {position}; write a dot that belongs to a segment as \\.")]
     EmptySegment { position: usize },
-    /// A backslash at the end or in front of an ordinary character.
+    /// There is a backslash at the end or before an ordinary character.
     #[error(
         "the backslash at byte {position} of the path escapes nothing; write one that belongs to a segment as \\\\"
     )]
@@ -68,7 +68,7 @@ impl Path {
         Ok(Path { segments })
     }
 
-    /// The path of `segments`, which need no escapes.
+    /// Makes a path of `segments`, which need no escapes.
     pub fn new(segments: impl IntoIterator<Item = impl Into<String>>) -> Result<Path, PathError> {
         let path = Path { segments: segments.into_iter().map(Into::into).collect() };
         if path.segments.is_empty() {
@@ -85,13 +85,14 @@ impl Path {
         &self.segments
     }
 
-    /// What lies at the path in `root`. An array's items are found by index in plain decimal: `0`, `17`, not `017`.
+    /// Returns the value at the path in `root`. Items of an array are found by index in plain decimal: `0`, `17`, not
+    /// `017`.
     pub fn find<'a>(&self, root: &'a Value) -> Option<&'a Value> {
         find_in(&self.segments, root)
     }
 }
 
-/// What lies behind `segments` in `root`; `root` itself if there are none.
+/// Returns the value at `segments` in `root`; `root` itself if there are none.
 pub(crate) fn find_in<'a>(segments: &[String], root: &'a Value) -> Option<&'a Value> {
     segments.iter().try_fold(root, |value, segment| match value {
         Value::Object(fields) => fields.get(segment),
@@ -100,13 +101,13 @@ pub(crate) fn find_in<'a>(segments: &[String], root: &'a Value) -> Option<&'a Va
     })
 }
 
-/// One spelling for each index, so that two paths that differ never find the same.
+/// Each index has one spelling, so that two different paths never find the same value.
 pub(crate) fn array_index(segment: &str) -> Option<usize> {
     let plain = segment == "0" || !segment.starts_with(['0', '+']);
     if plain { segment.parse().ok() } else { None }
 }
 
-/// With a dot behind each segment.
+/// The length of the written form, with a dot after each segment.
 fn written_length(segments: &[String]) -> usize {
     segments.iter().map(|segment| segment.len() + segment.matches(['.', '\\']).count() + 1).sum()
 }

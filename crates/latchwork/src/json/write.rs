@@ -1,6 +1,6 @@
-//! Values of Rust as JSON values. The mapping is serde_json's; what it would bend or cannot bear is refused: floats
-//! that are not finite, nesting without bounds, keys that are floats. Nothing refused here is ever stored, so that
-//! whatever walks stored values may recurse.
+//! Rust values as JSON values. The mapping is serde_json's, but values that it would change or that are dangerous are
+//! refused: floats that are not finite, unbounded nesting, keys that are floats. Refused values are never stored, so
+//! code that walks stored values may recurse.
 
 use std::fmt::{Display, Write};
 
@@ -11,10 +11,10 @@ use serde_json::{Map, Number, Value};
 use super::error::JsonError;
 use super::key::KeyWriter;
 
-/// Arrays and objects in one another that a value may have.
+/// The most arrays and objects that a value may be nested in.
 pub(crate) const MAX_DEPTH: usize = 128;
 
-/// Lengths are hints and need not be true; room for more than this is made as it is needed.
+/// Length hints need not be true. More capacity than this is reserved only when it is needed.
 const MAX_HINT: usize = 1024;
 
 /// The JSON value of `value`.
@@ -22,19 +22,19 @@ pub(crate) fn to_value<T: Serialize + ?Sized>(value: &T) -> Result<Value, JsonEr
     value.serialize(Writer { depth: 0 })
 }
 
-/// Whether `value` may be stored: what [`to_value`] makes passes.
+/// Checks whether `value` may be stored. Every result of [`to_value`] passes.
 pub(crate) fn check(value: &Value) -> Result<(), JsonError> {
     check_under(0, value)
 }
 
-/// The same of a value that is to be put at a depth.
+/// The same for a value that will be stored at a depth.
 pub(crate) fn check_under(depth: usize, value: &Value) -> Result<(), JsonError> {
     if depth > MAX_DEPTH {
         return Err(JsonError::TooDeep { path: String::new(), limit: MAX_DEPTH });
     }
     match value {
         Value::Null | Value::Bool(_) | Value::String(_) => Ok(()),
-        // Always true, unless somebody has turned on serde_json's arbitrary_precision.
+        // Always true, unless serde_json's arbitrary_precision is turned on.
         Value::Number(number) if number.is_i64() || number.is_u64() || number.as_f64().is_some_and(f64::is_finite) => {
             Ok(())
         }
@@ -63,7 +63,7 @@ pub(super) fn display<T: Display + ?Sized>(value: &T) -> Result<String, JsonErro
     Ok(text)
 }
 
-/// Writes one value that lies in `depth` arrays and objects.
+/// Writes one value that is nested in `depth` arrays and objects.
 #[derive(Clone, Copy)]
 struct Writer {
     depth: usize,
@@ -211,7 +211,7 @@ impl Serializer for Writer {
     }
 
     fn serialize_struct(self, name: &'static str, length: usize) -> Result<Fields, JsonError> {
-        // RawValue, or a number under arbitrary_precision: text that only serde_json's own serializers take apart.
+        // RawValue, or a number under arbitrary_precision: text that only serde_json's own serializers can read.
         if name.starts_with("$serde_json::private::") {
             return Err(JsonError::custom("it is JSON text of serde_json's raw_value or arbitrary_precision"));
         }
@@ -230,7 +230,7 @@ impl Serializer for Writer {
     }
 }
 
-/// `value` as the contents of a variant, if it is that: an object with the variant's name as its one key.
+/// `value` as the contents of a variant, if it is one: an object with the variant's name as its only key.
 fn of_variant(variant: Option<&'static str>, value: Value) -> Value {
     match variant {
         Some(variant) => Value::Object(Map::from_iter([(variant.to_string(), value)])),
@@ -245,7 +245,7 @@ fn under_variant(variant: Option<&'static str>, error: JsonError) -> JsonError {
     }
 }
 
-/// An array on its way.
+/// An array that is being written.
 struct Items {
     inside: Writer,
     items: Vec<Value>,
@@ -264,11 +264,11 @@ impl Items {
     }
 }
 
-/// An object on its way.
+/// An object that is being written.
 struct Fields {
     inside: Writer,
     fields: Map<String, Value>,
-    /// Of the entry whose value comes next.
+    /// The key of the entry whose value comes next.
     key: Option<String>,
     variant: Option<&'static str>,
 }
@@ -359,10 +359,10 @@ mod tests {
     use crate::json::arbitrary;
 
     #[test]
-    fn a_json_value_of_any_depth_is_looked_at_without_falling_over() {
+    fn a_json_value_of_any_depth_is_checked_without_a_stack_overflow() {
         let mut deep = (0..100_000).fold(Value::Null, |value, _| Value::Array(vec![value]));
         let found = (check(&deep), to_value(&deep));
-        // Dropped as a whole it would need a deep stack, also by an assertion that fails.
+        // A drop of the whole value would need a deep stack, also in a failing assertion.
         while let Value::Array(mut items) = deep {
             deep = items.remove(0);
         }

@@ -1,8 +1,8 @@
 //! Many callers, one key, few commits. A lane is the queue of one key: jobs that come while a commit is on its way
-//! share the next one. This file owns the queue, the turn and the commit; what a job does to the key is the plan's.
+//! share the next one. This file owns the queue, the turn and the commit; the plan decides what a job does to the key.
 //!
-//! Jobs are done in the order in which they came, by a task of the lane's: a caller that is dropped or not polled
-//! delays no other caller. A lane that has nothing to do is gone.
+//! A task of the lane does the jobs in the order in which they came, so a caller that is dropped or not polled delays
+//! no other caller. A lane without jobs is removed.
 
 mod part;
 mod rider;
@@ -24,24 +24,24 @@ pub(crate) use part::{Landing, Part, Placed, Tag, as_found};
 pub(crate) use rider::Rider;
 pub(crate) use runtime::Runtime;
 
-/// What is done to the keys of a kind, and how jobs become commits.
+/// How jobs on keys of one kind become commits.
 pub(crate) trait Plan: Send + Sync + Sized + 'static {
     type Key: Clone + Eq + Hash + Send + Sync + 'static;
     type Job: Send + 'static;
-    /// What a busy lane knows of its key from one commit to the next. It is forgotten when the lane is idle.
+    /// What a busy lane remembers of its key from one commit to the next. It is dropped when the lane is idle.
     type Known: Default + Send + 'static;
     /// Jobs that share a commit.
     type Batch: Send + 'static;
 
-    /// How many jobs share a commit at the most.
+    /// The most jobs that share a commit.
     const MOST: usize;
 
     fn lanes(&self) -> &Lanes<Self>;
     fn runtime(&self) -> &Runtime;
     fn store(&self) -> &Store;
 
-    /// Makes a commit of the first jobs, of which it may take `most`. Jobs that need no commit are answered here;
-    /// without any that need one, there is nothing to commit.
+    /// Makes a commit of the first jobs, at most `most` of them. Jobs that need no commit are answered here. Returns
+    /// `None` if no job needs a commit.
     fn plan(
         self: &Arc<Self>,
         key: &Self::Key,
@@ -50,18 +50,19 @@ pub(crate) trait Plan: Send + Sync + Sized + 'static {
         most: usize,
     ) -> impl Future<Output = Option<(Commit, Self::Batch)>> + Send;
 
-    /// For how long jobs are held back so that they share a commit with the next that come. Not for `MOST` of them.
+    /// How long jobs are held back so that they share a commit with the next jobs. A lane with `MOST` jobs is not held
+    /// back.
     fn holds_back(self: &Arc<Self>, _known: &Self::Known, _jobs: &VecDeque<Self::Job>) -> Option<Duration> {
         None
     }
 
-    /// How many jobs a batch holds.
+    /// The number of jobs in a batch.
     fn size(batch: &Self::Batch) -> usize;
 
-    /// The commit has landed: the jobs are answered.
+    /// The commit has landed. Answers the jobs.
     fn landed(self: &Arc<Self>, key: &Self::Key, known: &mut Self::Known, batch: Self::Batch, receipt: &Receipt);
 
-    /// The commit was refused: jobs that are to be tried again go back to the front of the queue.
+    /// The commit was refused. Puts the jobs that are tried again back to the front of the queue.
     fn refused(
         self: &Arc<Self>,
         key: &Self::Key,
@@ -71,16 +72,16 @@ pub(crate) trait Plan: Send + Sync + Sized + 'static {
         jobs: &mut VecDeque<Self::Job>,
     ) -> impl Future<Output = ()> + Send;
 
-    /// The commit was more than the store takes at once, and nothing of it was written: all jobs go back to the front,
-    /// and are tried with fewer beside them.
+    /// The commit was larger than the store accepts, and nothing of it was written. Puts all jobs back to the front of
+    /// the queue; the next commit has fewer of them.
     fn split(self: &Arc<Self>, known: &mut Self::Known, batch: Self::Batch, jobs: &mut VecDeque<Self::Job>);
 
-    /// Makes the next commit of a single job smaller, if that is possible.
+    /// Makes the next commit of a single job smaller. Returns false if that is not possible.
     fn shrink(self: &Arc<Self>, _known: &mut Self::Known) -> bool {
         false
     }
 
-    /// The store did not take the commit, or did not say whether it has. `jobs` are those behind it.
+    /// The store failed the commit, or it is unknown whether the commit was applied. `jobs` are the jobs behind it.
     fn failed(
         self: &Arc<Self>,
         known: &mut Self::Known,
@@ -90,25 +91,25 @@ pub(crate) trait Plan: Send + Sync + Sized + 'static {
     );
 }
 
-/// The lanes of a kind that have something to do.
+/// The busy lanes of one kind.
 pub(crate) struct Lanes<P: Plan> {
     busy: Mutex<HashMap<P::Key, Queue<P::Job>>>,
 }
 
 struct Queue<J> {
     entries: VecDeque<Entry<J>>,
-    /// Woken when a job comes for which others are held back.
+    /// Woken by the next job while the jobs of the lane are held back.
     held_back: Option<Waker>,
 }
 
-/// What waits in a lane.
+/// An entry of a lane's queue.
 enum Entry<J> {
     Job(J),
-    /// A commit that is made elsewhere, and has the key to itself as long as the turn lasts.
+    /// A commit that is made elsewhere. It has the key to itself as long as the turn lasts.
     Turn(oneshot::Sender<Turn>),
 }
 
-/// Keeps a lane from making commits as long as it is there.
+/// Keeps a lane from making commits until it is dropped.
 pub(crate) struct Turn(#[allow(dead_code)] oneshot::Sender<()>);
 
 impl<P: Plan> Default for Lanes<P> {
@@ -118,15 +119,15 @@ impl<P: Plan> Default for Lanes<P> {
 }
 
 impl<P: Plan> Lanes<P> {
-    /// Puts a job into the lane of a key. Without a runtime that could do it, the job is given back.
+    /// Puts a job into the lane of a key. Returns the job if there is no runtime to do it.
     pub(crate) fn submit(plan: &Arc<P>, key: &P::Key, job: P::Job) -> Result<(), P::Job> {
         Lanes::enter(plan, key, Entry::Job(job)).map_err(|entry| match entry {
             Entry::Job(job) => job,
-            Entry::Turn(_) => unreachable!("what comes back is what was put in"),
+            Entry::Turn(_) => unreachable!("a rejected entry is returned unchanged"),
         })
     }
 
-    /// Waits for a turn of its own in the lane of a key. None if the lane's runtime has ended.
+    /// Waits for a turn in the lane of a key. Returns `None` if the lane's runtime has ended.
     pub(crate) async fn turn(plan: &Arc<P>, key: &P::Key) -> Option<Turn> {
         let (turn, given) = oneshot::channel();
         Lanes::enter(plan, key, Entry::Turn(turn)).ok()?;
@@ -156,16 +157,16 @@ impl<P: Plan> Lanes<P> {
 struct Worker<P: Plan> {
     plan: Arc<P>,
     key: P::Key,
-    /// Whether the queue is gone. One that is there from then on is another worker's.
+    /// True if the worker has removed its queue. A queue that exists after that is another worker's.
     is_idle: bool,
 }
 
 impl<P: Plan> Drop for Worker<P> {
-    /// A worker ends by itself when nothing is left. If it ends because the runtime does, callers are told by the end
-    /// of their jobs.
+    /// A worker ends when no job is left. If the runtime ends it earlier, its jobs are dropped, and callers notice
+    /// that.
     fn drop(&mut self) {
         if !self.is_idle {
-            // Jobs hold what is the callers' own; it is not to be dropped under the lock.
+            // Jobs hold values of the callers, which must not be dropped while the mutex is held.
             let left = self.plan.lanes().busy.lock().remove(&self.key);
             drop(left);
         }
@@ -178,7 +179,7 @@ impl<P: Plan> Worker<P> {
         let mut patience = None;
         loop {
             if let Some(turn) = self.fill(&mut jobs) {
-                // What another commit leaves is not known here.
+                // The other commit may change the key.
                 known = P::Known::default();
                 let (held, given_back) = oneshot::channel();
                 if turn.send(Turn(held)).is_ok() {
@@ -208,11 +209,11 @@ impl<P: Plan> Worker<P> {
                 Ok(Outcome::Refused(refusal)) => {
                     self.plan.refused(&self.key, &mut known, batch, refusal, &mut jobs).await;
                     if jobs.len() == behind + size {
-                        // Another process was faster: it may be on this very thread.
+                        // Another writer was faster. It may need this very thread.
                         tokio::task::yield_now().await;
                     }
                 }
-                // More than a commit can hold, or a damaged record of one of them. Nothing was written.
+                // The commit is too large, or a record of one of the jobs is damaged. Nothing was written.
                 Err(error) if matches!(error.kind(), ErrorKind::Invalid | ErrorKind::Corrupt) && size > 1 => {
                     most = (size / 2).max(1);
                     self.plan.split(&mut known, batch, &mut jobs);
@@ -225,11 +226,11 @@ impl<P: Plan> Worker<P> {
         }
     }
 
-    /// Waits for another job, for so long at the most. A turn is not kept waiting.
+    /// Waits until `sleep` is over, and returns true if another job came. A turn ends the wait.
     async fn has_company(&self, sleep: &mut Sleep) -> bool {
         std::future::poll_fn(|context| {
             let mut busy = self.plan.lanes().busy.lock();
-            let queue = busy.get_mut(&self.key).expect("a worker has a queue until it lets go of it");
+            let queue = busy.get_mut(&self.key).expect("a worker has a queue until it removes it");
             match queue.entries.front() {
                 Some(entry) => Poll::Ready(matches!(entry, Entry::Job(_))),
                 None => {
@@ -242,11 +243,11 @@ impl<P: Plan> Worker<P> {
         .await
     }
 
-    /// Takes the jobs that wait, up to the next turn; that is given if nothing is before it. When there is neither, the
-    /// lane is gone.
+    /// Takes the waiting jobs up to the next turn. Returns the turn if no job is before it. Without either, the lane is
+    /// removed.
     fn fill(&mut self, jobs: &mut VecDeque<P::Job>) -> Option<oneshot::Sender<Turn>> {
         let mut busy = self.plan.lanes().busy.lock();
-        let queue = busy.get_mut(&self.key).expect("a worker has a queue until it lets go of it");
+        let queue = busy.get_mut(&self.key).expect("a worker has a queue until it removes it");
         while jobs.len() < P::MOST && matches!(queue.entries.front(), Some(Entry::Job(_))) {
             if let Some(Entry::Job(job)) = queue.entries.pop_front() {
                 jobs.push_back(job);

@@ -1,15 +1,15 @@
-//! A part of a commit: what one layer adds to it. Every check carries a tag that says what it stands
-//! for, so a refusal is understood by its tags and not by positions.
+//! A part of a commit: what one layer adds to it. Every check carries a tag that names its purpose, so a refusal is
+//! understood by tags and not by positions.
 
 use std::ops::Range;
 
 use crate::store::{Bytes, Check, Commit, FailedCheck, Generation, Key, Receipt, Refusal, Rev, Write};
 
-/// What a check stands for. A tag is read by the layer that has set it, and by no other.
+/// The purpose of a check. Only the layer that has set a tag reads it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tag(pub(crate) &'static str);
 
-/// The check that a key is as it was found: at a rev, or not there.
+/// Returns the check that a key is still as it was found: at a rev, or absent.
 pub(crate) fn as_found(key: Key, rev: Option<Rev>) -> Check {
     match rev {
         Some(rev) => Check::AtRev(key, rev),
@@ -17,21 +17,21 @@ pub(crate) fn as_found(key: Key, rev: Option<Rev>) -> Check {
     }
 }
 
-/// Checks and writes of one layer, and what is done when they have landed.
+/// The checks and writes of one layer, and callbacks for when they land or fail.
 #[derive(Default)]
 pub(crate) struct Part {
     checks: Vec<(Tag, Check)>,
     writes: Vec<Write>,
-    /// Each with the writes whose revs it is told.
+    /// Each with the range of writes whose revs it gets.
     landed: Vec<(Range<usize>, Landed)>,
-    /// Each with the check that it is about.
+    /// Each with the index of its check.
     failed: Vec<(usize, Failed)>,
 }
 
 type Landed = Box<dyn FnOnce(Landing<'_>) + Send>;
 type Failed = Box<dyn FnOnce() + Send>;
 
-/// Where a part has landed: the commit's generation, and the revs of the part's own writes.
+/// The result of a landed part: the commit's generation, and the revs of the part's own writes.
 #[derive(Clone, Copy)]
 pub(crate) struct Landing<'a> {
     pub(crate) generation: Generation,
@@ -39,18 +39,18 @@ pub(crate) struct Landing<'a> {
 }
 
 impl Landing<'_> {
-    /// The rev that the last of the writes has given its key.
+    /// The new rev of the key of the last write.
     pub(crate) fn last(&self) -> Option<Rev> {
         self.revs.last().copied().flatten()
     }
 
-    /// The rev that one of the writes has given its key.
+    /// The new rev of the key of a write.
     pub(crate) fn rev(&self, write: usize) -> Option<Rev> {
         self.revs.get(write).copied().flatten()
     }
 }
 
-/// Where a part stands in a commit.
+/// The position of a part in a commit.
 #[derive(Debug, Default)]
 pub(crate) struct Placed {
     first_check: usize,
@@ -64,7 +64,7 @@ impl Part {
         self
     }
 
-    /// A check, and what is done if it fails.
+    /// Adds a check, and a callback that runs if it fails.
     pub(crate) fn check_or(mut self, tag: Tag, check: Check, failed: impl FnOnce() + Send + 'static) -> Part {
         self.failed.push((self.checks.len(), Box::new(failed)));
         self.check(tag, check)
@@ -91,13 +91,13 @@ impl Part {
         self.write(Write::Delete(key.clone()))
     }
 
-    /// Has something done when the part has landed. It is told the revs of the writes so far.
+    /// Adds a callback that runs when the part has landed. It gets the revs of the writes added so far.
     pub(crate) fn then(mut self, landed: impl FnOnce(Landing<'_>) + Send + 'static) -> Part {
         self.landed.push((0..self.writes.len(), Box::new(landed)));
         self
     }
 
-    /// Both parts as one.
+    /// Merges two parts.
     pub(crate) fn and(mut self, other: Part) -> Part {
         let (from, first) = (self.writes.len(), self.checks.len());
         self.failed.extend(other.failed.into_iter().map(|(check, failed)| (check + first, failed)));
@@ -111,12 +111,12 @@ impl Part {
         &self.writes
     }
 
-    /// Whether both write the same key: a commit writes each once.
+    /// True if both parts write the same key, which one commit cannot do.
     pub(crate) fn writes_any_of(&self, other: &Part) -> bool {
         other.writes.iter().any(|write| self.writes.iter().any(|own| own.key() == write.key()))
     }
 
-    /// Leaves out writes.
+    /// Removes the writes that `keep` rejects.
     pub(crate) fn retain_writes(&mut self, keep: impl Fn(&Write) -> bool) {
         let kept: Vec<bool> = self.writes.iter().map(&keep).collect();
         let before = |place: usize| kept[..place].iter().filter(|kept| **kept).count();
@@ -124,7 +124,7 @@ impl Part {
         self.writes.retain(keep);
     }
 
-    /// How many bytes it adds to a commit, about.
+    /// About the number of bytes that the part adds to a commit.
     pub(crate) fn bytes(&self) -> usize {
         let value = |write: &Write| if let Write::Put(_, value) = write { value.len() } else { 0 };
         self.writes.iter().map(|write| value(write) + 64).sum()
@@ -140,7 +140,7 @@ impl Part {
         (commit, Placed { first_check, tags, writes })
     }
 
-    /// The same for a part that is not sent again. What is done when it has landed, or was refused, is left of it.
+    /// The same for a part that is not sent again. The returned part has the callbacks only.
     pub(crate) fn place_whole(self, commit: Commit) -> (Commit, Placed, Part) {
         let (first_check, first_write) = (commit.checks().len(), commit.writes().len());
         let mut tags = Vec::with_capacity(self.checks.len());
@@ -155,13 +155,13 @@ impl Part {
         (commit, Placed { first_check, tags, writes }, rest)
     }
 
-    /// Does what is to be done for the checks that have failed.
+    /// Runs the callbacks of the checks that have failed.
     pub(crate) fn refuse(self, placed: &Placed, refusal: &Refusal) {
         let failed: Vec<usize> = placed.failed(refusal).map(|(place, ..)| place).collect();
         self.failed.into_iter().filter(|(check, _)| failed.contains(check)).for_each(|(_, failed)| failed());
     }
 
-    /// Does what is to be done when the part has landed.
+    /// Runs the callbacks of a landed part.
     pub(crate) fn land(self, landing: Landing<'_>) {
         for (its, landed) in self.landed {
             landed(Landing { revs: landing.revs.get(its).unwrap_or_default(), ..landing });
@@ -170,7 +170,7 @@ impl Part {
 }
 
 impl Placed {
-    /// The checks of this part that have failed, each by its place in the part.
+    /// The checks of this part that have failed, each with its index in the part.
     pub(crate) fn failed<'a>(
         &'a self,
         refusal: &'a Refusal,
@@ -181,12 +181,12 @@ impl Placed {
         })
     }
 
-    /// Whether a check of this part has failed that carries a tag.
+    /// True if a check of this part with this tag has failed.
     pub(crate) fn has_failed(&self, refusal: &Refusal, tag: Tag) -> bool {
         self.failed(refusal).any(|(_, failed, _)| failed == tag)
     }
 
-    /// Where the part has landed.
+    /// The revs and the generation with which the part has landed.
     pub(crate) fn landing<'a>(&self, receipt: &'a Receipt) -> Landing<'a> {
         Landing { generation: receipt.generation, revs: receipt.revs.get(self.writes.clone()).unwrap_or_default() }
     }
@@ -202,10 +202,10 @@ mod tests {
     const A: Tag = Tag("a");
     const B: Tag = Tag("b");
 
-    /// Two parts of one commit, each of them of two: every callback is told the revs of its own writes, and a refusal
-    /// is told by the tags of the part whose check has failed.
+    /// Each of the two parts of the commit is merged from two. Every callback gets the revs of its own writes, and a
+    /// refusal is found under the tags of the part whose check has failed.
     #[tokio::test]
-    async fn parts_are_told_of_their_own_writes_and_checks() {
+    async fn each_part_gets_its_own_revs_and_failed_checks() {
         let store = Store::memory().await.unwrap();
         let space = store.space(SpaceSpec::new("s")).await.unwrap();
         let [a, b, c] = ["a", "b", "c"].map(|key| space.key(key));

@@ -2,21 +2,21 @@
 
 use crate::store::{Commit, Receipt, Refusal, StoreError};
 
-/// A rider of a job. `A` is the answer of a job that is written, `R` what a job comes to for which nothing is written.
+/// A rider of a job. `A` is the answer of a job that writes, `R` the result of a job that writes nothing.
 pub(crate) trait Rider<A, R>: Send {
-    /// Adds itself to the commit. It is called again if that commit was not sent or not taken.
+    /// Adds itself to the commit. It is called again if that commit was not sent or was refused.
     fn board(&mut self, commit: Commit, answer: &A) -> Commit;
 
     /// The commit has landed.
     fn landed(&mut self, receipt: &Receipt);
 
-    /// The commit was refused, and nothing of it is written. Tells whether that was for a reason of the rider's own:
-    /// then the job is dropped without an answer.
+    /// The commit was refused, and nothing of it was written. Returns true if a check of the rider itself failed: then
+    /// the job is dropped without an answer.
     fn refused(&mut self, refusal: &Refusal) -> bool;
 
-    /// The store did not take the commit, or did not tell whether it did.
+    /// The store failed the commit, or it is unknown whether the commit was applied.
     fn failed(&mut self, error: &StoreError);
 
-    /// Nothing is written for the job.
+    /// The job writes nothing.
     fn rests(&mut self, rest: R);
 }

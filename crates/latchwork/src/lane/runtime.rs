@@ -1,4 +1,4 @@
-//! The runtime that a layer does its work on, whichever runtime its callers are on.
+//! The runtime on which a layer works, independent of the runtimes of its callers.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
-/// The runtime on which a layer was opened. Work is done there as long as it lives, and on the caller's afterwards.
+/// The runtime on which a layer was opened. Work runs there as long as it exists, and on the caller's runtime
+/// afterwards.
 #[derive(Clone)]
 pub(crate) struct Runtime(Option<Arc<Home>>);
 
@@ -17,7 +18,7 @@ struct Home {
     sentinel: AbortHandle,
 }
 
-/// Ends with the runtime, and says so.
+/// Is dropped with the runtime, and records that.
 struct Sentinel(Arc<AtomicBool>);
 
 impl Drop for Sentinel {
@@ -46,20 +47,21 @@ impl Runtime {
         }))
     }
 
-    /// The runtime itself: this one, or the caller's if this one has ended.
+    /// Returns this runtime, or the caller's if this one has ended.
     pub(crate) fn handle(&self) -> Option<Handle> {
         let home = self.0.as_ref().filter(|home| !home.is_gone.load(Ordering::SeqCst));
         home.map(|home| home.handle.clone()).or_else(|| Handle::try_current().ok())
     }
 
-    /// Does work in a task of its own. Without a runtime nothing is done.
+    /// Does work in a task of its own. Without a runtime it does nothing.
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         if let Some(handle) = self.handle() {
             handle.spawn(work);
         }
     }
 
-    /// Does work to its end in a task of its own, though the caller may give up. None if the runtime has ended before.
+    /// Does work in a task of its own, which continues if the caller gives up. Returns `None` if the runtime ends
+    /// first.
     pub(crate) async fn run<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> Option<T> {
         self.handle()?.spawn(work).await.ok()
     }

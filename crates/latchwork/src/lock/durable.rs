@@ -1,6 +1,6 @@
-//! Locks on slots: each operation is one change of the slot's record, so that within a workflow it is journaled with
-//! whatever else changes a slot. What a caller is answered follows from the record that the change has left, because
-//! that is what a replay is given.
+//! Locks on slots: each operation is one change of the slot's record, so a workflow journals it like every other change
+//! of a slot. The answer to the caller is computed from the record that the change has left, because a replay gets only
+//! that record.
 
 use std::time::Duration;
 
@@ -10,17 +10,17 @@ use crate::lock::record::{Attempt, LockRecord, TokensSpent};
 use crate::state::{Changed, MutationError, Slot, StateError, to_json, typed};
 use crate::store::{ErrorKind, Timestamp};
 
-/// How long a lease is unless it is said.
+/// The length of a lease if the caller does not set one.
 const LEASE: Duration = Duration::from_secs(30);
 
-/// So many permits that are held under leases, and a line of those that wait for one.
+/// A number of permits, held under leases, and a queue of waiters.
 ///
-/// It holds nothing itself: all that is known is the [`LockRecord`] in the slot that each call is given. It reads no
-/// clock either; every call is told the time. Within a workflow that is `ctx.now().await`, outside that of the store's
-/// environment.
+/// The value itself holds nothing: all state is in the [`LockRecord`] of the slot that each call gets. It reads no
+/// clock either; every call gets the time. Within a workflow that is `ctx.now().await`, outside of one it is the time
+/// of the store's environment.
 ///
-/// Those that contend must use the same slot, and should agree about permits. The slot is not to be deleted while
-/// tokens of it are in use: they would start again.
+/// All contenders must use the same slot, and should use the same number of permits. Do not delete the slot while its
+/// tokens are in use: the tokens would start again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DurableSemaphore {
     permits: u32,
@@ -31,18 +31,18 @@ pub struct DurableSemaphore {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DurableMutex(DurableSemaphore);
 
-/// Why there is no such lock.
+/// Why a lock cannot be set up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LockSetupError {
-    /// Nobody could ever acquire it.
-    #[error("a semaphore has at least one permit")]
+    /// With zero permits no caller could ever acquire it.
+    #[error("a semaphore must have at least one permit")]
     NoPermits,
-    /// The clock counts microseconds, and this is less than one.
-    #[error("a lease of {0:?} is over at once")]
+    /// The clock counts microseconds, and this lease is shorter than one.
+    #[error("a lease of {0:?} is shorter than a microsecond")]
     LeaseTooShort(Duration),
-    /// Longer than there are microseconds in a timestamp.
-    #[error("a lease of {0:?} is longer than the clock can tell")]
+    /// The lease has more microseconds than a timestamp can hold.
+    #[error("a lease of {0:?} is longer than the clock can represent")]
     LeaseTooLong(Duration),
 }
 
@@ -50,22 +50,23 @@ pub enum LockSetupError {
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum SlotLockError {
-    /// No holder was given.
-    #[error("a holder has a name")]
+    /// The holder's name is empty.
+    #[error("the holder's name is empty")]
     NoHolder,
-    /// A lease that cannot be.
+    /// The lease is invalid.
     #[error(transparent)]
     Lease(#[from] LockSetupError),
-    /// The record's tokens are at their end, which only a record that was tampered with can be.
+    /// The record's tokens are used up. This happens only if the record was tampered with.
     #[error(transparent)]
     TokensSpent(#[from] TokensSpent),
-    /// The slot was given an idempotency key under which somebody else's attempt is kept.
+    /// The slot's idempotency key was used before, for the attempt of another holder.
     #[error("{holder:?} is not in the answer that is kept under this idempotency key")]
     NotInAnswer {
-        /// Whose attempt this was.
+        /// The holder of this attempt.
         holder: String,
     },
-    /// The slot: what it holds is no record of a lock ([`StateError::Mismatch`]), or it could not be changed.
+    /// An error of the slot: its value is not the record of a lock ([`StateError::Mismatch`]), or it could not be
+    /// changed.
     #[error(transparent)]
     State(#[from] StateError),
 }
@@ -89,7 +90,7 @@ impl Default for DurableSemaphore {
 }
 
 impl DurableSemaphore {
-    /// So many permits, and leases that are so long unless a call says otherwise.
+    /// A semaphore with this number of permits. `lease` is used where a call does not set one.
     pub fn new(permits: u32, lease: Duration) -> Result<DurableSemaphore, LockSetupError> {
         if permits == 0 {
             return Err(LockSetupError::NoPermits);
@@ -97,18 +98,18 @@ impl DurableSemaphore {
         Ok(DurableSemaphore { permits, lease: checked(lease)? })
     }
 
-    /// How many can hold it at once.
+    /// The number of permits.
     pub fn permits(&self) -> u32 {
         self.permits
     }
 
-    /// How long a lease is unless a call says otherwise.
+    /// The length of a lease if a call does not set one.
     pub fn lease(&self) -> Duration {
         self.lease
     }
 
-    /// One attempt to acquire a permit. Whoever is not granted one stands in line from then on, and is to try again
-    /// well within its lease, or its place is lost. Whoever holds one already has its lease extended.
+    /// One attempt to acquire a permit. A holder that is not granted a permit stands in the queue from then on. It must
+    /// try again well within its lease, or it loses its position. If it has a permit already, its lease is extended.
     pub fn try_acquire(
         &self,
         slot: &Slot<LockRecord>,
@@ -127,7 +128,7 @@ impl DurableSemaphore {
         }
     }
 
-    /// Gives back a permit, or a place in line. Gives whether there was either; if not, nothing is written.
+    /// Gives back a permit or a position in the queue. Returns true if there was either; if not, nothing is written.
     pub fn release(
         &self,
         slot: &Slot<LockRecord>,
@@ -145,8 +146,8 @@ impl DurableSemaphore {
         }
     }
 
-    /// Extends a lease, and gives whether there was one to extend: not if it is over, even if no other holder has the
-    /// permit yet. It never shortens one, and never enqueues.
+    /// Extends a lease. Returns true if there was one to extend. A lease that is over is not extended, even if no other
+    /// holder has the permit yet. Never shortens a lease, and never enqueues.
     pub fn renew(
         &self,
         slot: &Slot<LockRecord>,
@@ -180,12 +181,12 @@ impl DurableSemaphore {
 }
 
 impl DurableMutex {
-    /// Leases that are so long unless a call says otherwise.
+    /// A mutex. `lease` is used where a call does not set one.
     pub fn new(lease: Duration) -> Result<DurableMutex, LockSetupError> {
         DurableSemaphore::new(1, lease).map(DurableMutex)
     }
 
-    /// How long a lease is unless a call says otherwise.
+    /// The length of a lease if a call does not set one.
     pub fn lease(&self) -> Duration {
         self.0.lease
     }
@@ -243,8 +244,8 @@ fn checked(lease: Duration) -> Result<Duration, LockSetupError> {
     }
 }
 
-/// Changes the record in a slot; one that has none starts from an empty one. A record that the rules left alone stays
-/// as it is stored, whatever else it may hold there, and so nothing is written.
+/// Changes the record in a slot. A slot without a record starts from an empty one. If the rules change nothing, the
+/// stored value stays as it is, with any fields that this program does not know, and nothing is written.
 async fn change<F>(
     slot: &Slot<LockRecord>,
     operation: &'static str,

@@ -1,4 +1,4 @@
-//! What can go wrong with locks.
+//! The errors of locks.
 
 use std::fmt;
 
@@ -12,48 +12,46 @@ use crate::store::{ErrorKind, StoreError};
 /// The result of an operation on locks.
 pub type Result<T, E = LockError> = std::result::Result<T, E>;
 
-/// Why a lock was not given, or not let go of.
+/// Why an operation on a lock failed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)] // The fields are what the messages say.
 pub enum LockError {
-    /// A name that cannot be.
+    /// The name is invalid.
     #[error("{name:?} cannot be the name of a lock: {reason}")]
     Name { name: String, reason: &'static str },
-    /// What the lock itself refuses.
+    /// The lock refused the request.
     #[error(transparent)]
     Refused(#[from] LockRefused),
     /// Neither a holder nor a waiter has such a token.
-    #[error("nobody holds or waits for lock {lock:?} under token {token}")]
+    #[error("no holder or waiter of lock {lock:?} has token {token}")]
     NoSuchToken { lock: String, token: u64 },
     /// There is no lock of that name.
     #[error("there is no lock {lock:?}")]
     NotFound { lock: String },
-    /// A lock that somebody holds or waits for cannot be removed.
-    #[error("lock {lock:?} is in use by {owners} and cannot be removed")]
+    /// A lock that has a holder or a waiter cannot be removed.
+    #[error("lock {lock:?} is in use ({owners} permits and waiters) and cannot be removed")]
     InUse { lock: String, owners: u64 },
-    /// A lease that cannot be.
-    #[error("a lease of {lease:?} cannot be: {reason}")]
+    /// The lease is invalid.
+    #[error("a lease of {lease:?} is invalid: {reason}")]
     Lease { lease: std::time::Duration, reason: &'static str },
     /// The session was lost: its lease was not renewed in time.
     #[error("session {session} has lost its lease, and with it every lock")]
     SessionLost { session: String },
-    /// A stored record that cannot be read.
+    /// A stored record cannot be read.
     #[error("{place} is damaged: it cannot be read")]
     Corrupt { place: String },
-    /// A request of an execution, which only an engine can tell.
-    #[error(
-        "the request for lock {lock:?} is an execution's: it is told through an engine; use one, which may be idle"
-    )]
+    /// The request is an execution's. Only an engine can notify the execution.
+    #[error("the request for lock {lock:?} belongs to an execution, which only an engine can notify; use an engine")]
     NeedsEngine { lock: String },
-    /// Locks outside of a runtime that could serve them.
+    /// The call was made outside of a tokio runtime.
     #[error("locks are served on a tokio runtime; call this from within one")]
     NoRuntime,
-    /// A stored record of a version that this program does not know.
-    #[error("{place} has version {found}; this program reads versions 1 to {supported}: use a newer one")]
+    /// A stored record has a version that this program does not know.
+    #[error("{place} has version {found}; this program reads versions 1 to {supported}: use a newer program")]
     UnknownVersion { place: String, found: u8, supported: u8 },
-    /// The engine was stopped.
-    #[error("the engine has stopped, or another one has taken over; ask the one that runs now")]
+    /// The engine has stopped.
+    #[error("the engine has stopped, or another engine has taken over; use the engine that runs now")]
     Stopped,
     /// The store below.
     #[error(transparent)]
@@ -95,37 +93,36 @@ impl LockError {
 #[non_exhaustive]
 #[allow(missing_docs)] // The fields are what the messages say.
 pub enum LockRefused {
-    /// The lock is one of another kind.
-    #[error("lock {lock:?} is {stored}, and was asked for as {asked}")]
+    /// The lock is of another kind.
+    #[error("lock {lock:?} is {stored}, but was requested as {asked}")]
     Capacity { lock: String, stored: LockKind, asked: LockKind },
-    /// More permits than there are.
-    #[error("{asked} permits of lock {lock:?} were asked for; one can have 1 to {capacity}")]
+    /// Zero permits, or more permits than there are.
+    #[error("{asked} permits of lock {lock:?} were requested; 1 to {capacity} are possible")]
     TooMany { lock: String, asked: u32, capacity: u32 },
-    /// The same request was made for another number of permits: a read-write lock's writer wants all of them.
-    #[error("the request was made before, for {before} permits of lock {lock:?}; now it is made for {asked}")]
+    /// The same request was made before, for another number of permits. (The writer of a read-write lock requests all
+    /// of them.)
+    #[error("the request was made before for {before} permits of lock {lock:?}, and now for {asked}")]
     Reused { lock: String, before: u32, asked: u32 },
-    /// The same execution holds it already, and has not said that it may acquire it again.
-    #[error(
-        "lock {lock:?} is held by the same execution already, under token {token}; if that is meant, say reentrant()"
-    )]
+    /// The same execution holds the lock already, and the request is not reentrant.
+    #[error("lock {lock:?} is already held by the same execution, under token {token}; use reentrant() to allow this")]
     AlreadyHeld { lock: String, token: u64 },
-    /// Executions wait for each other.
+    /// Executions wait for each other in a cycle.
     #[error("waiting for lock {lock:?} would never end: {}", links(.cycle))]
     Deadlock { lock: String, cycle: Vec<DeadlockLink> },
-    /// An operator has taken the request away.
-    #[error("the request for lock {lock:?} was taken away: {reason}")]
+    /// An operator has removed the request.
+    #[error("the request for lock {lock:?} was removed by an operator: {reason}")]
     Forced { lock: String, reason: String },
 }
 
-/// One who waits, and for whom.
+/// A waiter, and what it waits for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct DeadlockLink {
-    /// Who waits.
+    /// The owner that waits.
     pub waiter: Owner,
-    /// For which lock; `None` if it waits for the end of a child.
+    /// The lock that it waits for; `None` if it waits for the end of a child.
     pub lock: Option<String>,
-    /// Who holds it, or waits for it before; or the child.
+    /// The holders of the lock and the waiters before this one; or the child.
     pub holders: Vec<Owner>,
 }
 
@@ -140,16 +137,16 @@ fn links(cycle: &[DeadlockLink]) -> String {
     cycle.iter().map(link).collect::<Vec<_>>().join("; ")
 }
 
-/// What a lock is.
+/// The kind of a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum LockKind {
-    /// One at a time.
+    /// One holder at a time.
     Mutex,
-    /// So many permits.
+    /// A number of permits.
     Semaphore {
-        /// How many.
+        /// The number of permits.
         permits: u32,
     },
     /// Any number of readers, or one writer.
@@ -157,7 +154,7 @@ pub enum LockKind {
 }
 
 impl LockKind {
-    /// How many permits there are. A writer takes all of them.
+    /// The number of permits. A writer takes all of them.
     pub(crate) fn capacity(self) -> u32 {
         match self {
             LockKind::Mutex => 1,
@@ -184,9 +181,12 @@ mod tests {
     use crate::record::Unreadable;
 
     #[test]
-    fn a_record_of_a_newer_version_is_refused_and_is_no_damage() {
+    fn a_record_of_a_newer_version_is_refused_and_is_not_damage() {
         let error = LockError::from(Unreadable::Version { found: 2, supported: 1 }.at("lock \"m\""));
-        assert_eq!(error.to_string(), "lock \"m\" has version 2; this program reads versions 1 to 1: use a newer one");
+        assert_eq!(
+            error.to_string(),
+            "lock \"m\" has version 2; this program reads versions 1 to 1: use a newer program"
+        );
         assert_eq!(error.kind(), ErrorKind::Invalid);
     }
 }

@@ -1,4 +1,4 @@
-//! Everything that an owner gives back: an execution does so in the commit that ends it.
+//! Releases everything that an owner holds or waits for. An execution does this in the commit that ends it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use crate::lock::{LockName, Owner};
 use crate::record::Record;
 use crate::store::{Check, Commit, Key, StoreError};
 
-/// The requests of an owner are as they were read.
+/// The owner's requests have not changed since they were read.
 const OWNED: Tag = Tag("owned");
 
-/// What an owner gives back, as parts of a commit, and which executions are told. No other commit changes these locks
-/// as long as the turns are held.
+/// The releases of an owner's requests as parts of a commit, and the notices to executions. No other commit changes
+/// these locks as long as the turns are held.
 #[derive(Default)]
 pub(crate) struct Freed {
     pub(crate) parts: Vec<Part>,
@@ -29,8 +29,8 @@ pub(crate) struct Freed {
 }
 
 impl Service {
-    /// The release of everything that an owner holds or waits for, as a part of a commit. With `from_store`, what is in
-    /// memory of executions was out of date.
+    /// Releases everything that an owner holds or waits for, as parts of a commit. With `from_store`, executions are
+    /// read from the store, because what is in memory was out of date.
     pub(crate) async fn freed(self: &Arc<Service>, owner: &Owner, from_store: bool) -> Result<Freed> {
         let mut locks = self.requests_of(owner).await?;
         loop {
@@ -38,7 +38,7 @@ impl Service {
             for lock in locks.keys() {
                 freed.turns.push(Lanes::turn(self, lock).await.ok_or(LockError::Stopped)?);
             }
-            // Something may have been granted or released until then.
+            // Requests may have been granted or released before all turns were held.
             let now = self.requests_of(owner).await?;
             if !now.keys().eq(locks.keys()) {
                 locks = now;
@@ -51,7 +51,7 @@ impl Service {
                         freed.parts.push(part);
                         freed.notices.push(notices);
                     }
-                    // A lock whose records are damaged keeps no execution from ending.
+                    // A lock with damaged records must not keep an execution from ending.
                     damaged => self.unless_damaged(damaged)?,
                 }
             }
@@ -59,7 +59,7 @@ impl Service {
         }
     }
 
-    /// The release of tickets of one lock, as a part of a commit, and what executions are told with it.
+    /// Releases tickets of one lock, as a part of a commit, with the notices to executions.
     async fn released(
         self: &Arc<Service>,
         lock: &LockName,
@@ -80,7 +80,8 @@ impl Service {
         Ok((part, notices))
     }
 
-    /// The same, for more than a commit can hold: what is to be released is noted in it, and released afterwards.
+    /// As `freed`, for more requests than a commit can release: the commit only notes them, and they are released after
+    /// it.
     pub(crate) async fn freed_later(self: &Arc<Service>, owner: &Owner) -> Result<Freed> {
         let store = &self.node.store;
         let (key, generation) = (self.spaces.left(owner, store.env().uuid()), store.generation().await?);
@@ -93,18 +94,18 @@ impl Service {
         Ok(Freed { parts: vec![part.then(move |_| service.free_left(key))], ..Freed::default() })
     }
 
-    /// Releases what an execution has left, in a task of its own, however long the store does not serve.
+    /// Releases the requests that an ended execution has left, in a task of its own. Retries until the store takes it.
     pub(crate) fn free_left(self: &Arc<Service>, key: Key) {
         let service = self.clone();
         self.node.runtime.spawn(async move {
-            let what = "what an execution has left could not be released";
+            let what = "the locks of an ended execution could not be released";
             service.node.at_last(what, LockError::kind, || service.release_left(&key)).await;
         });
     }
 
     async fn release_left(self: &Arc<Service>, key: &Key) -> Result<()> {
         let Some(item) = self.node.store.view().await?.get(key).await? else { return Ok(()) };
-        let left = Left::decode(&item.value).map_err(|why| why.at("what an execution has left"))?;
+        let left = Left::decode(&item.value).map_err(|why| why.at("the list of locks of an ended execution"))?;
         for (lock, ticket) in left.requests {
             self.unless_damaged(self.ask(&lock, Ask::Release { ticket, id: None }, None).await)?;
         }
@@ -112,7 +113,7 @@ impl Service {
         Ok(())
     }
 
-    /// Everything that somebody holds or waits for: tickets, and the owner's own names for them.
+    /// Everything that an owner holds or waits for: tickets, and the owner's ids of the requests.
     pub(crate) async fn requests_of(&self, owner: &Owner) -> Result<Owned, StoreError> {
         let (space, range) = (&self.spaces.owned, self.spaces.owned_by(owner));
         let view = self.node.store.view().await?;
@@ -130,5 +131,5 @@ impl Service {
     }
 }
 
-/// The tickets of somebody by lock, with the names of the requests.
+/// An owner's tickets by lock, with the ids of the requests.
 pub(crate) type Owned = BTreeMap<LockName, Vec<(u64, Vec<u8>)>>;

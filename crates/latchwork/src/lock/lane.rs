@@ -1,5 +1,5 @@
-//! Everything that is done to a lock goes by its lane: operations that come while a commit is on its way share the next
-//! one. This file makes commits of operations; what an operation makes of a lock is told by `table.rs`.
+//! Every operation on a lock goes through the lock's lane: operations that come while a commit is on its way share the
+//! next one. This file makes commits of operations; `table.rs` decides what an operation changes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,42 +15,42 @@ use crate::lock::{LockKind, LockName, Owner};
 use crate::node::{ExecutionId, SHARD};
 use crate::store::{Check, Commit, Receipt, Refusal, Store, StoreError};
 
-/// How long a request that waits is held back, so that it can share the next commit; and how long a lock is hot.
+/// How long a waiting request is held back so that it can share the next commit; and how long a lock counts as hot.
 const COMPANY: Duration = Duration::from_millis(1);
 
-/// Something to be done to a lock.
+/// An operation on a lock.
 #[derive(Debug, Clone)]
 pub(crate) enum Ask {
     Acquire(Want),
-    /// Lets go of a lock, or of a place in its queue; with a name of the owner's, only of what was entered by that.
+    /// Releases a lock or removes a waiting request. With an id, only the acquisition under that id is released.
     Release {
         ticket: u64,
         id: Option<Vec<u8>>,
     },
-    /// The same, by the owner's own name for it, and with the message that may tell of it. Nothing is let go of while
-    /// somebody else hears of it who has made the same request.
+    /// Releases or removes the request with this id of the owner, and its message. Does nothing while another caller of
+    /// the same request still listens.
     Abandon {
         owner: Owner,
         id: Vec<u8>,
         ear: Option<Ear>,
     },
-    /// Lets go of a place in the queue, unless it was granted by now.
+    /// Removes a waiting request, unless it is granted by now.
     Withdraw {
         ticket: u64,
     },
-    /// An operator has somebody let go.
+    /// An operator releases or removes a request.
     Force {
         ticket: u64,
         reason: String,
     },
-    /// Somebody who waits is not to.
+    /// Refuses a waiting request.
     Refuse {
         ticket: u64,
         why: LockRefused,
     },
-    /// Nobody uses it any more.
+    /// Removes a lock that is not in use.
     Remove,
-    /// Goes on with what one commit could not hold.
+    /// Continues granting where one commit could not hold all grants.
     Grant,
 }
 
@@ -60,31 +60,31 @@ pub(crate) struct Want {
     pub(crate) owner: Owner,
     pub(crate) kind: LockKind,
     pub(crate) permits: u32,
-    /// The owner's own name for the request.
+    /// The owner's id of the request.
     pub(crate) id: Vec<u8>,
-    /// Whether it may have been made before.
+    /// True if the request may have been made before.
     pub(crate) is_known: bool,
     pub(crate) waits: bool,
     pub(crate) is_reentrant: bool,
-    /// Told of what becomes of it, if a session has made it.
+    /// Notified of what becomes of the request, if a session has made it.
     pub(crate) ear: Option<Ear>,
 }
 
-/// What became of an operation.
+/// The answer to an operation.
 #[derive(Debug, Clone)]
 pub(crate) enum Answer {
     Granted(u64),
     Queued(u64),
-    /// It would have had to wait.
+    /// The request would have to wait, and must not.
     Busy,
-    /// Whether there was anything to release.
+    /// True if there was anything to release.
     Released(bool),
     Withdrawn,
-    /// There is no such request.
+    /// The request does not exist.
     Gone,
 }
 
-/// What becomes of a session's request.
+/// The state of a session's request, as its caller is notified.
 #[derive(Debug, Clone)]
 pub(crate) enum Heard {
     Waits,
@@ -92,16 +92,16 @@ pub(crate) enum Heard {
     Gone(Gone),
 }
 
-/// Why a request is no more.
+/// Why a request no longer exists.
 #[derive(Debug, Clone)]
 pub(crate) enum Gone {
     Refused(LockRefused),
     SessionLost,
-    /// Its owner has let go of it.
+    /// Its owner has released it.
     LetGo,
 }
 
-/// Hears what becomes of a request.
+/// Through this, a caller is notified of what becomes of its request.
 pub(crate) type Ear = Arc<watch::Sender<Heard>>;
 
 /// An execution, and its record, which goes into the same commit as its operation on a lock.
@@ -126,15 +126,15 @@ impl Job {
     }
 }
 
-/// What a busy lane knows of its lock.
+/// The state of a busy lane.
 pub(crate) struct Known {
-    /// As the last commit has left it.
+    /// The lock as the last commit has left it.
     table: Option<Table>,
-    /// How many requests the next commit may grant.
+    /// The number of requests that the next commit may grant.
     most_grants: usize,
-    /// Whether what is in memory of executions was out of date.
+    /// True if the executions in memory were out of date.
     from_store: bool,
-    /// When the last commit has landed, by the clock that only goes forward.
+    /// The time of the last applied commit, by the monotonic clock.
     landed: Option<Duration>,
 }
 
@@ -144,35 +144,35 @@ impl Default for Known {
     }
 }
 
-/// Operations that are one commit.
+/// Operations that share one commit.
 pub(crate) struct Batch {
     jobs: Vec<Done>,
     table: Table,
     own: Placed,
     rest: Part,
-    /// What tells executions, as far as it is to be done when it has landed.
+    /// Notifies executions in memory when the commit has landed.
     told_executions: Vec<(Part, Placed)>,
     told: Vec<Told>,
     is_unfinished: bool,
 }
 
-/// An operation and what it came to.
+/// An operation and its answer.
 struct Done {
     job: Job,
     answer: Result<Answer>,
-    /// Whether it changes anything.
+    /// True if the operation changes anything.
     changes: bool,
 }
 
 impl Service {
-    /// Has something done to a lock. It is done though its caller may give up.
+    /// Does an operation on a lock. It is done even if its caller gives up.
     pub(crate) async fn ask(self: &Arc<Service>, lock: &LockName, ask: Ask, rider: Option<Riding>) -> Result<Answer> {
         let (answer, answered) = oneshot::channel();
         Lanes::submit(self, lock, Job { ask, rider, answer }).map_err(|_| LockError::Stopped)?;
         answered.await.unwrap_or(Err(LockError::Stopped))
     }
 
-    /// What the jobs come to. None if an execution that was to be told has ended meanwhile.
+    /// Plans the jobs. Returns `None` if an execution that is to be notified has ended meanwhile.
     async fn planned(
         &self,
         lock: &LockName,
@@ -203,8 +203,7 @@ impl Service {
         Ok(Some(Came { answers, part: closed.part, parts, told: closed.told, is_unfinished: closed.is_unfinished }))
     }
 
-    /// Answers an operation that has come to something. A caller that waits is listened for from here on, before
-    /// anything else can be granted.
+    /// Answers an operation. The ear of a waiting caller is registered here, before anything else can be granted.
     fn answered(&self, lock: &LockName, done: Done) {
         let Done { mut job, answer, .. } = done;
         if let Ask::Acquire(want) = &job.ask {
@@ -221,9 +220,9 @@ impl Service {
     }
 }
 
-/// What jobs come to.
+/// The plan of some jobs.
 struct Came {
-    /// Each with whether the job changes anything.
+    /// The answers, each with true if the job changes anything.
     answers: Vec<(Result<Answer>, bool)>,
     part: Part,
     parts: Vec<Part>,
@@ -313,8 +312,8 @@ impl Plan for Service {
         }
     }
 
-    /// Requests that have to wait anyway are held back while the lock is hot: the next release, which is about to come,
-    /// is then in the same commit. Without that a hand-over of a contended lock is two commits.
+    /// Requests that must wait anyway are held back while the lock is hot: the next release comes soon and then shares
+    /// their commit. Without this, a hand-over of a contended lock takes two commits.
     fn holds_back(self: &Arc<Service>, known: &Known, jobs: &VecDeque<Job>) -> Option<Duration> {
         let (table, landed) = (known.table.as_ref()?, known.landed?);
         let is_hot = self.node.store.env().monotonic().saturating_sub(landed) < COMPANY;
@@ -331,8 +330,8 @@ impl Plan for Service {
         table.landed();
         let landed = Some(self.node.store.env().monotonic());
         *known = Known { table: Some(table), landed, ..Known::default() };
-        // A caller that has come and been granted the lock in one commit has to be listened for first. The new holder
-        // is told last: the scheduler runs it first.
+        // A request that was made and granted in one commit must be registered first. The new holder is notified last:
+        // the scheduler runs it first.
         for mut done in jobs {
             if let Some((_, mut rider)) = done.job.rider.take_if(|_| done.changes) {
                 rider.landed(receipt);
@@ -387,7 +386,7 @@ impl Plan for Service {
         batch.jobs.into_iter().rev().for_each(|done| jobs.push_front(done.job));
     }
 
-    /// Fewer are granted the lock by one commit: their records may be large.
+    /// The commit is too large: grant fewer requests in one commit, because their records may be large.
     fn shrink(self: &Arc<Service>, known: &mut Known) -> bool {
         let can_be = known.most_grants > 1;
         known.most_grants = (known.most_grants / 8).max(1);

@@ -17,7 +17,7 @@ use crate::node::session::LEASE;
 use crate::node::{AGAIN, Node};
 use crate::store::Store;
 
-/// The locks of a store: for code outside of workflows, for sessions of one's own, and for operators.
+/// The locks of a store: for code outside of workflows, for explicit sessions, and for operators.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -39,9 +39,9 @@ pub struct Locks {
 
 shown!(Locks, _it => );
 
-/// A mutex or a semaphore, by its name. Nothing is stored until it is acquired.
+/// A mutex or a semaphore by name. Nothing is stored until it is acquired.
 ///
-/// A future of it owns what it needs, so it can be kept, spawned and joined:
+/// The futures of this type own what they need, so they can be stored, spawned and joined:
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -53,7 +53,7 @@ shown!(Locks, _it => );
 ///
 /// let locks = Locks::on(&Store::memory().await?).await?;
 /// let first = locks.mutex("nightly").acquire().await?;
-/// let second = tokio::spawn(locks.mutex("nightly").acquire()); // waits in line
+/// let second = tokio::spawn(locks.mutex("nightly").acquire()); // waits in the queue
 /// let third = locks.mutex("nightly").acquire_within(Duration::from_millis(1)).await?;
 /// assert!(third.is_none()); // it was not granted in time
 /// first.release().await?;
@@ -70,7 +70,7 @@ pub struct Lock {
     request: Option<String>,
 }
 
-/// A read-write lock by its name. Nothing is stored until it is acquired.
+/// A read-write lock by name. Nothing is stored until it is acquired.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -92,10 +92,10 @@ pub struct Lock {
 #[must_use = "nothing is acquired until it is asked for"]
 pub struct ReadWriteLock(Lock);
 
-/// How long a request waits in line.
+/// How long a request waits in the queue.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Patience {
-    /// Until it is granted.
+    /// Until the request is granted.
     Endless,
     /// For this time.
     Within(Duration),
@@ -117,11 +117,11 @@ impl Patience {
 }
 
 impl Locks {
-    /// The locks of a store, without an engine. They are served on the runtime that this is called on, until the last
-    /// handle is dropped.
+    /// Opens the locks of a store without an engine. They are served on the current runtime until the last handle is
+    /// dropped.
     ///
-    /// A lock that is released while an execution is next in line is granted when an engine starts on the store; beside
-    /// an engine use [`Engine::locks`](crate::workflow::Engine::locks).
+    /// If a lock is released and the next waiter is an execution, the lock is granted when an engine starts on the
+    /// store. Beside an engine, use [`Engine::locks`](crate::workflow::Engine::locks).
     pub async fn on(store: &Store) -> Result<Locks> {
         tokio::runtime::Handle::try_current().map_err(|_| LockError::NoRuntime)?;
         let node = Node::idle(store);
@@ -135,14 +135,14 @@ impl Locks {
         Locks { service: service.clone(), _stop: None }
     }
 
-    /// Ends all sessions that were begun here, and releases what they hold. To be called at the end of a program.
+    /// Ends all sessions that were begun here, and releases what they hold. Call it at the end of a program.
     pub fn shutdown(&self) -> impl Future<Output = Result<()>> + Send + use<> {
         let locks = self.clone();
         async move { Ok(locks.service.sessions.end_all().await?) }
     }
 }
 
-/// Stops the service of locks that no engine serves.
+/// Stops a lock service that has no engine, with the last handle.
 struct StopOnDrop(Arc<Service>);
 
 impl Drop for StopOnDrop {
@@ -157,7 +157,7 @@ impl Locks {
         Lock { service: self.service.clone(), name, kind, session: None, request: None }
     }
 
-    /// The fencing token of a grant, from its parts: the lock's name and the token's number. It is not looked up; a
+    /// Makes the fencing token of a grant from the lock's name and the token's number. The token is not looked up; a
     /// commit that is guarded by a token that was never granted is refused.
     pub fn token(&self, name: impl Into<LockName>, number: u64) -> FencingToken {
         FencingToken { number, key: self.service.spaces.request(&name.into(), number) }
@@ -168,32 +168,32 @@ impl Locks {
         self.lock(name.into(), LockKind::Mutex)
     }
 
-    /// A semaphore of so many permits.
+    /// A semaphore with this number of permits.
     pub fn semaphore(&self, name: impl Into<LockName>, permits: u32) -> Lock {
         self.lock(name.into(), LockKind::Semaphore { permits })
     }
 
-    /// A read-write lock: any number of readers or one writer, in the order in which they came.
+    /// A read-write lock: any number of readers or one writer, granted in the order of the requests.
     pub fn rw_lock(&self, name: impl Into<LockName>) -> ReadWriteLock {
         ReadWriteLock(self.lock(name.into(), LockKind::ReadWrite))
     }
 }
 
 impl Lock {
-    /// Held by this session.
+    /// Acquires for this session.
     pub fn by(mut self, session: &Session) -> Lock {
         self.session = Some(session.clone());
         self
     }
 
-    /// Under this id: however often the session asks for it, it counts once.
+    /// Sets the id of the request. However often the session makes a request with this id, it counts once.
     pub fn request(mut self, id: impl Into<String>) -> Lock {
         self.request = Some(id.into());
         self
     }
 
-    /// Acquires the lock, or one permit, and waits for it as long as that takes. Requests are granted in the order in
-    /// which they were made.
+    /// Acquires the lock, or one permit. Waits until the request is granted. Requests are granted in the order in which
+    /// they were made.
     pub fn acquire(&self) -> impl Future<Output = Result<LockGuard>> + Send + use<> {
         self.acquire_many(1)
     }
@@ -205,7 +205,7 @@ impl Lock {
     }
 
     /// Acquires the lock, or one permit, if that takes no longer than `limit`. Otherwise the request is withdrawn, and
-    /// the answer is `None`.
+    /// this returns `None`.
     pub fn acquire_within(&self, limit: Duration) -> impl Future<Output = Result<Option<LockGuard>>> + Send + use<> {
         self.acquire_many_within(1, limit)
     }
@@ -219,7 +219,7 @@ impl Lock {
         self.clone().taken(permits, Patience::Within(limit))
     }
 
-    /// Acquires the lock, or one permit, if that is possible at once. Otherwise the answer is `None`.
+    /// Acquires the lock, or one permit, if that is possible at once. Otherwise returns `None`.
     pub fn try_acquire(&self) -> impl Future<Output = Result<Option<LockGuard>>> + Send + use<> {
         self.try_acquire_many(1)
     }
@@ -241,9 +241,12 @@ impl Lock {
             None => [&[0], &env.uuid().as_bytes()[..]].concat(),
         };
         if id.len() > 257 {
-            return Err(LockError::Name { name: self.name.to_string(), reason: "a request's id is at most 256 bytes" });
+            return Err(LockError::Name {
+                name: self.name.to_string(),
+                reason: "a request's id is longer than 256 bytes",
+            });
         }
-        // A limit beyond the end of the clock is no limit.
+        // A limit beyond the end of the clock counts as no limit.
         let until = patience.limit().and_then(|limit| env.monotonic().checked_add(limit));
         let mut is_known = self.request.is_some();
         loop {
@@ -270,7 +273,7 @@ impl Lock {
                     Ok(Waited::Granted(guard)) => return Ok(Some(guard)),
                     Ok(Waited::TooLong) => return Ok(None),
                     Ok(Waited::LetGo) => {}
-                    // It goes to the end of the line, with another.
+                    // The request goes to the end of the queue, with a new session.
                     Err(LockError::SessionLost { .. }) if self.session.is_none() => is_known = self.request.is_some(),
                     Err(error) => return Err(error),
                 },
@@ -284,7 +287,7 @@ impl Lock {
                     self.service.sessions.forget_own(asked.session.id());
                 }
                 Err(LockError::Store(error)) if error.is_passing() => {
-                    // It may have landed.
+                    // The commit may have landed.
                     is_known = true;
                     if until.is_some_and(|until| until <= env.monotonic()) {
                         return Err(error.into());
@@ -301,12 +304,12 @@ impl Lock {
     }
 }
 
-/// A request that was made. If nobody waits for it any more, it is taken away.
+/// A request that was made. If its caller gives up, it is abandoned.
 struct Asked<'a> {
     lock: &'a Lock,
     session: Session,
     id: Vec<u8>,
-    /// Hears what becomes of it.
+    /// Notified of what becomes of the request.
     ear: Ear,
     is_over: bool,
 }
@@ -321,11 +324,11 @@ impl Drop for Asked<'_> {
     }
 }
 
-/// What a wait has come to.
+/// The result of a wait.
 enum Waited {
     Granted(LockGuard),
     TooLong,
-    /// Somebody else who has made the same request does not want it any more.
+    /// Another caller of the same request has released it.
     LetGo,
 }
 
@@ -354,7 +357,7 @@ impl Asked<'_> {
             matches!(first, Either::Left(_))
         };
         if !is_in_time {
-            // Somebody else who has made the same request waits on.
+            // Another caller of the same request still waits.
             if service.is_left_to_others(&self.lock.name, ticket, &ear) {
                 self.is_over = true;
                 return Ok(Waited::TooLong);
@@ -383,48 +386,48 @@ impl Asked<'_> {
 }
 
 impl ReadWriteLock {
-    /// Held by this session.
+    /// Acquires for this session.
     pub fn by(self, session: &Session) -> ReadWriteLock {
         ReadWriteLock(self.0.by(session))
     }
 
-    /// Under this id: however often the session asks for it, it counts once.
+    /// Sets the id of the request. However often the session makes a request with this id, it counts once.
     pub fn request(self, id: impl Into<String>) -> ReadWriteLock {
         ReadWriteLock(self.0.request(id))
     }
 
-    /// Acquires it beside other readers.
+    /// Acquires the lock for reading, shared with other readers.
     pub fn read(&self) -> impl Future<Output = Result<LockGuard>> + Send + use<> {
         self.0.acquire_many(1)
     }
 
-    /// Acquires it alone.
+    /// Acquires the lock for writing, alone.
     pub fn write(&self) -> impl Future<Output = Result<LockGuard>> + Send + use<> {
         self.0.acquire_many(self.0.kind.capacity())
     }
 
-    /// Acquires it beside other readers, if that takes no longer than `limit`.
+    /// Acquires the lock for reading, if that takes no longer than `limit`.
     pub fn read_within(&self, limit: Duration) -> impl Future<Output = Result<Option<LockGuard>>> + Send + use<> {
         self.0.acquire_many_within(1, limit)
     }
 
-    /// Acquires it alone, if that takes no longer than `limit`.
+    /// Acquires the lock for writing, if that takes no longer than `limit`.
     pub fn write_within(&self, limit: Duration) -> impl Future<Output = Result<Option<LockGuard>>> + Send + use<> {
         self.0.acquire_many_within(self.0.kind.capacity(), limit)
     }
 
-    /// Acquires it beside other readers, if that is possible at once.
+    /// Acquires the lock for reading, if that is possible at once.
     pub fn try_read(&self) -> impl Future<Output = Result<Option<LockGuard>>> + Send + use<> {
         self.0.try_acquire_many(1)
     }
 
-    /// Acquires it alone, if that is possible at once.
+    /// Acquires the lock for writing, if that is possible at once.
     pub fn try_write(&self) -> impl Future<Output = Result<Option<LockGuard>>> + Send + use<> {
         self.0.try_acquire_many(self.0.kind.capacity())
     }
 }
 
-/// A lock that is held. Dropping it releases it soon; [`LockGuard::release`] returns when it is released.
+/// A lock that is held. Dropping the guard releases the lock soon; [`LockGuard::release`] returns when it is released.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -434,7 +437,7 @@ impl ReadWriteLock {
 ///
 /// let locks = Locks::on(&Store::memory().await?).await?;
 /// let guard = locks.semaphore("vendor", 3).acquire_many(2).await?;
-/// let token = guard.token().clone(); // for code that writes on behalf of the holder
+/// let token = guard.token().clone(); // for code that writes for the holder
 /// assert!(token.number() > 0 && !guard.is_lost());
 /// assert!(guard.release().await?);
 /// # Ok(()) }
@@ -452,7 +455,7 @@ pub struct LockGuard {
 shown!(LockGuard, it => lock: it.lock, token: it.token.number);
 
 impl LockGuard {
-    /// The token of this grant: larger than that of every earlier one. Guard commits with it, or hand its number on.
+    /// The token of this grant, larger than that of every earlier grant. Guard commits with it, or pass its number on.
     pub fn token(&self) -> &FencingToken {
         &self.token
     }
@@ -467,19 +470,19 @@ impl LockGuard {
         &self.session
     }
 
-    /// Whether it is known to be lost.
+    /// True if the lock is known to be lost.
     pub fn is_lost(&self) -> bool {
         matches!(*self.ear.borrow(), Heard::Gone(_))
     }
 
-    /// Returns when the lock is lost: the lease was not renewed in time, an operator has forced its release, or the
+    /// Returns when the lock is lost: the lease was not renewed in time, an operator has released the lock, or the
     /// engine has stopped.
     pub async fn lost(&self) {
         let mut heard = self.ear.subscribe();
         let _ = heard.wait_for(|heard| matches!(heard, Heard::Gone(_))).await;
     }
 
-    /// Releases the lock: whoever is next has it when this returns. Gives whether it was still held.
+    /// Releases the lock: when this returns, the next waiter holds it. Returns true if it was still held.
     pub async fn release(mut self) -> Result<bool> {
         let ask = Ask::Release { ticket: self.token.number, id: None };
         let answer = self.service.ask(&self.lock, ask, None).await?;

@@ -1,8 +1,8 @@
 //! Locks that survive crashes, in two forms.
 //!
-//! A mutex, a semaphore and a read-write lock by name, given in the order of asking, with fencing tokens: this is the
-//! form to use. [`Engine::mutex`] and its neighbours are for plain code, [`Ctx::mutex`] and its neighbours for
-//! workflows. A waiting caller is woken by the commit that releases the lock.
+//! A mutex, a semaphore and a read-write lock by name, granted in the order of the requests, with fencing tokens: use
+//! this form if you can. [`Engine::mutex`] and its neighbours are for plain code, [`Ctx::mutex`] and its neighbours for
+//! workflows. The commit that releases the lock wakes the next waiter.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -19,7 +19,7 @@
 //! ```
 //!
 //! And [`DurableMutex`] and [`DurableSemaphore`] on any slot, with the caller's own names, leases and time: one record,
-//! and callers who try again.
+//! and callers that try again.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -33,7 +33,7 @@
 //! let (mutex, now) = (DurableMutex::default(), states.store().env().now());
 //!
 //! assert!(mutex.try_acquire(&slot, "a", now, None).await?.acquired);
-//! assert_eq!(mutex.try_acquire(&slot, "b", now, None).await?.position, Some(0)); // next in line, and keeps its place
+//! assert_eq!(mutex.try_acquire(&slot, "b", now, None).await?.position, Some(0)); // next in the queue
 //! mutex.release(&slot, "a", now).await?;
 //! assert!(mutex.try_acquire(&slot, "b", now, None).await?.acquired);
 //! # Ok(()) }

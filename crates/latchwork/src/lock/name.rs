@@ -1,4 +1,4 @@
-//! Names of locks, their owners, and the keys of what is stored of them.
+//! Names of locks, their owners, and the keys of their stored records.
 
 use std::fmt;
 
@@ -9,30 +9,30 @@ use crate::node::session::{self, SESSIONS};
 use crate::node::{ExecutionId, read_text, shard_key, shard_of, write_text};
 use crate::store::{Check, Key, Range, Right, Space, SpaceId, SpaceSpec, Store, StoreError, Uuid};
 
-/// The name of a lock, and for whom it stands for the same lock.
+/// The name of a lock, and the scope in which it is the same lock.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct LockName {
-    /// Who shares it.
+    /// The scope that shares the lock.
     pub scope: LockScope,
     /// The name: 1 to 256 bytes.
     pub name: String,
 }
 
-/// Who shares a lock of a name.
+/// The scope that shares a lock of a name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum LockScope {
-    /// Everybody.
+    /// All code that uses the store.
     Global,
     /// All executions of the workflow of this name.
     Workflow(String),
-    /// An execution that nobody else's code has started, and its children with theirs.
+    /// An execution that was not started as a child, with all its descendants.
     Tree(ExecutionId),
 }
 
 impl LockScope {
-    /// As a part of keys, that those of no other scope start with.
+    /// The scope as a part of keys. The encoding of one scope is never a prefix of another.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let (kind, scope): (u8, &str) = match self {
             LockScope::Global => (0, ""),
@@ -46,7 +46,7 @@ impl LockScope {
 }
 
 impl LockName {
-    /// A lock that everybody shares.
+    /// A lock that all code shares.
     pub fn global(name: impl Into<String>) -> LockName {
         LockName { scope: LockScope::Global, name: name.into() }
     }
@@ -56,7 +56,7 @@ impl LockName {
         LockName { scope: LockScope::Workflow(workflow.into()), name: name.into() }
     }
 
-    /// A lock that an execution shares with its children and theirs.
+    /// A lock that an execution shares with all its descendants.
     pub fn of_tree(root: impl Into<ExecutionId>, name: impl Into<String>) -> LockName {
         LockName { scope: LockScope::Tree(root.into()), name: name.into() }
     }
@@ -67,10 +67,10 @@ impl LockName {
             (0, _) => refuse("it is empty"),
             (257.., _) => refuse("it is longer than 256 bytes"),
             (_, LockScope::Workflow(scope)) if scope.is_empty() || scope.len() > 512 => {
-                refuse("the name of the workflow is not of 1 to 512 bytes")
+                refuse("the name of the workflow must have 1 to 512 bytes")
             }
             (_, LockScope::Tree(scope)) if scope.is_empty() || scope.len() > 512 => {
-                refuse("the id of the execution is not of 1 to 512 bytes")
+                refuse("the id of the execution must have 1 to 512 bytes")
             }
             _ => Ok(()),
         }
@@ -88,26 +88,26 @@ impl LockName {
         Some((scope, rest))
     }
 
-    /// As a part of keys, that no other one starts with.
+    /// The name as a part of keys. The encoding of one name is never a prefix of another.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut bytes = self.scope.bytes();
         write_text(&mut bytes, &self.name);
         bytes
     }
 
-    /// What [`LockName::bytes`] has written, and what follows it.
+    /// Reads what [`LockName::bytes`] has written. Returns the name and the rest.
     pub(crate) fn read(bytes: &[u8]) -> Option<(LockName, &[u8])> {
         let (scope, rest) = LockName::read_scope(bytes)?;
         let (name, rest) = read_text(rest)?;
         Some((LockName { scope, name: name.into() }, rest))
     }
 
-    /// As a whole key, in the order of names.
+    /// The name as a whole key, in the order of names.
     pub(crate) fn head_bytes(&self) -> Vec<u8> {
         [&self.scope.bytes(), self.name.as_bytes()].concat()
     }
 
-    /// The name that the key of a head tells.
+    /// Reads the name from the key of a head.
     pub(crate) fn read_head(key: &Key) -> Option<LockName> {
         let (scope, name) = LockName::read_scope(key.bytes())?;
         Some(LockName { scope, name: std::str::from_utf8(name).ok()?.into() })
@@ -142,14 +142,14 @@ impl From<&LockName> for LockName {
     }
 }
 
-/// Who holds a lock or waits for it.
+/// The owner of a request: it holds a lock or waits for it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Owner {
-    /// An execution. What it holds it holds until it releases it or ends.
+    /// An execution. It holds a lock until it releases the lock or ends.
     Execution(ExecutionId),
-    /// A session. What it holds it holds until it releases it or does not renew its lease.
+    /// A session. It holds a lock until it releases the lock or does not renew its lease.
     Session(Uuid),
 }
 
@@ -162,11 +162,11 @@ impl fmt::Display for Owner {
     }
 }
 
-/// Tells a grant of a lock from every other one of the same name: a later grant has a larger number, whatever happens
-/// in between. Hand it to the code that writes on behalf of the holder; a commit with [`Commit::guard`] is refused once
-/// the lock is no longer held.
+/// Tells a grant of a lock from every other grant of the same name: a later grant has a larger number, whatever happens
+/// in between. Pass it to the code that writes for the holder; a commit with [`Commit::guard`] is refused when the lock
+/// is no longer held.
 ///
-/// It can be stored and sent, and is the same when it is read again. [`Locks::token`] makes one from its parts.
+/// A token can be stored and sent. [`Locks::token`] makes one from its parts.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -205,12 +205,12 @@ pub struct FencingToken {
 struct StoredToken {
     lock: LockName,
     number: u64,
-    /// The space of requests, in the store that the lock is in.
+    /// The space of requests, in the store of the lock.
     space: u32,
 }
 
 impl FencingToken {
-    /// The number, for other systems: they refuse a smaller one than the largest they have seen.
+    /// The number, for other systems: they refuse a number that is smaller than the largest they have seen.
     pub fn number(&self) -> u64 {
         self.number
     }
@@ -253,10 +253,10 @@ impl Right for FencingToken {
     }
 }
 
-/// Where everything is kept.
+/// The spaces of the lock layer.
 #[derive(Clone)]
 pub(crate) struct Spaces {
-    /// lock → head. Revs of heads are what tickets are made of, so they never start over.
+    /// lock → head. Tickets are made from revs of heads, so these revs must never start again.
     pub(crate) heads: Space,
     /// lock, ticket → request
     pub(crate) requests: Space,
@@ -264,9 +264,9 @@ pub(crate) struct Spaces {
     pub(crate) owned: Space,
     /// session → lease
     pub(crate) sessions: Space,
-    /// lock, ticket → who was made to let go, and why
+    /// lock, ticket → the request that an operator has released, and the reason
     pub(crate) forced: Space,
-    /// shard, lock → nothing: one on which there is more to grant than one commit took
+    /// shard, lock → nothing: a lock with more to grant than one commit could hold
     pub(crate) unfinished: Space,
 }
 
@@ -290,7 +290,7 @@ impl Spaces {
         })
     }
 
-    /// Those that were declared before, if all of them were.
+    /// Returns the spaces if all of them were declared before.
     pub(crate) async fn find(store: &Store) -> Result<Option<Spaces>, StoreError> {
         let known = store.spaces().await?;
         let space = |name: &str| known.iter().find(|space| space.name() == name).cloned();
@@ -333,39 +333,39 @@ impl Spaces {
         space.key([owner_key(owner), lock.bytes(), id.to_vec()].concat())
     }
 
-    /// Everything that somebody holds or waits for.
+    /// Everything that an owner holds or waits for.
     pub(crate) fn owned_by(&self, owner: &Owner) -> Range {
         self.owned.prefix(owner_key(owner))
     }
 
-    /// The lock and the request's id that a key of [`Spaces::owned`] tells.
+    /// Reads the lock and the request's id from a key of [`Spaces::owned`].
     pub(crate) fn read_owned(owner: &Owner, key: &Key) -> Option<(LockName, Vec<u8>)> {
         let (lock, id) = LockName::read(key.bytes().get(owner_key(owner).len()..)?)?;
         Some((lock, id.to_vec()))
     }
 
-    /// Where it is noted that there is more to grant on a lock.
+    /// The key of the note that there is more to grant on a lock.
     pub(crate) fn unfinished(&self, lock: &LockName) -> Key {
         let lock = lock.bytes();
         self.unfinished.key([&shard_key(shard_of(&lock)), &lock[..]].concat())
     }
 
-    /// Where it is kept what an owner has left.
+    /// The key of the list of locks that an ended owner has left.
     pub(crate) fn left(&self, owner: &Owner, id: Uuid) -> Key {
         let shard = match owner {
             Owner::Execution(id) => shard_of(id.as_bytes()),
             Owner::Session(id) => shard_of(id.as_bytes()),
         };
-        // No name of a lock starts so.
+        // No encoded name of a lock starts with this.
         self.unfinished.key([&shard_key(shard), &[255][..], id.as_bytes()].concat())
     }
 
-    /// All notes of either kind in a shard.
+    /// All notes of both kinds in a shard.
     pub(crate) fn unfinished_in(&self, shard: u16) -> Range {
         self.unfinished.prefix(shard_key(shard))
     }
 
-    /// The lock that a note tells of, if it is not of what an owner has left.
+    /// Reads the lock from the key of a note; `None` if the note is the list of an ended owner.
     pub(crate) fn read_unfinished(key: &Key) -> Option<LockName> {
         LockName::read(key.bytes().get(2..)?).map(|(lock, _)| lock)
     }
@@ -390,7 +390,7 @@ fn ticket_key(lock: &LockName, ticket: u64) -> Vec<u8> {
     [lock.bytes(), ticket.to_be_bytes().to_vec()].concat()
 }
 
-/// The lock and the ticket that a key tells.
+/// Reads the lock and the ticket from a key.
 pub(crate) fn read_ticket(key: &Key) -> Option<(LockName, u64)> {
     let (lock, ticket) = LockName::read(key.bytes())?;
     Some((lock, u64::from_be_bytes(ticket.try_into().ok()?)))

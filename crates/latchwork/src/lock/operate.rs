@@ -1,4 +1,4 @@
-//! What operators see of locks and do to them.
+//! What operators can read and change of locks.
 
 use std::time::Duration;
 
@@ -19,21 +19,21 @@ use crate::store::{Item, Key, Order, Store, Timestamp, View};
 pub struct LockSummary {
     /// Its name.
     pub name: LockName,
-    /// What it is.
+    /// Its kind.
     pub kind: LockKind,
-    /// How many permits are taken. A writer of a read-write lock takes all of them.
+    /// The number of permits that are taken. A writer of a read-write lock takes all of them.
     pub used: u32,
-    /// How many wait.
+    /// The number of waiters.
     pub waiting: u64,
 }
 
-/// Locks in the order of their names, and where the next page begins.
+/// Locks in the order of their names, and where the next page starts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct LockPage {
     /// The locks.
     pub locks: Vec<LockSummary>,
-    /// After which the next page begins, if there is one.
+    /// The last name of this page, if there is a next page.
     pub next: Option<LockName>,
 }
 
@@ -43,39 +43,39 @@ pub struct LockPage {
 pub struct LockState {
     /// Its name.
     pub name: LockName,
-    /// What it is.
+    /// Its kind.
     pub kind: LockKind,
-    /// How many permits are taken.
+    /// The number of permits that are taken.
     pub used: u32,
-    /// How many wait. Not all of them need be told of here.
+    /// The number of waiters. `waiters` may hold only the first of them.
     pub waiting: u64,
-    /// Who holds it, the oldest grant first.
+    /// The holders, the oldest grant first.
     pub holders: Vec<Requested>,
-    /// Who waits, in the order in which they will be given it.
+    /// The waiters, in the order in which they will be granted the lock.
     pub waiters: Vec<Requested>,
-    /// Who was made to let go, the last one first.
+    /// The releases that operators have forced, the newest first.
     pub forced: Vec<ForcedRelease>,
 }
 
-/// A request for a lock that is held or waits.
+/// A request for a lock, held or waiting.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Requested {
     /// Its owner.
     pub owner: Owner,
-    /// What the session is called, if it is one.
+    /// The label of the session, if the owner is one.
     pub label: Option<String>,
-    /// The number of the fencing token: of a waiter, the one it will be granted.
+    /// The number of the fencing token. For a waiter, the number that it will be granted.
     pub token: u64,
-    /// How many permits.
+    /// The number of permits.
     pub permits: u32,
     /// When the request was made.
     pub since: Timestamp,
     /// When it was granted, if it was.
     pub granted: Option<Timestamp>,
-    /// How many are before it in the queue.
+    /// The number of waiters before it in the queue.
     pub position: Option<u64>,
-    /// The lease of the session, if it is one.
+    /// The lease of the session, if the owner is one.
     pub lease: Option<LeaseState>,
 }
 
@@ -85,12 +85,12 @@ pub struct Requested {
 pub struct LeaseState {
     /// When it was last renewed.
     pub renewed: Timestamp,
-    /// How long it holds after that, at the least.
+    /// How long the lease is valid after a renewal, at least.
     pub length: Duration,
 }
 
 impl LeaseState {
-    /// Until when it holds without another renewal.
+    /// Until when the lease is valid without another renewal.
     pub fn until(&self) -> Timestamp {
         self.renewed.plus(self.length)
     }
@@ -100,26 +100,25 @@ impl LeaseState {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ForcedRelease {
-    /// Who had it, or waited for it.
+    /// The owner that held the lock or waited for it.
     pub owner: Owner,
     /// The number of the fencing token.
     pub token: u64,
-    /// Whether it was held, and not only waited for.
+    /// True if the lock was held, and not only waited for.
     pub was_held: bool,
-    /// When.
+    /// When it was forced.
     pub at: Timestamp,
-    /// What the operator has said.
+    /// The operator's reason.
     pub reason: String,
 }
 
-/// How many waiters are told of.
+/// The most waiters that are returned.
 const MOST_WAITERS: usize = 1000;
 
-/// How many forced releases are told of.
+/// The most forced releases that are returned.
 const MOST_FORCED: usize = 100;
 
-/// The locks in a store, without a service that serves them: on [`Store::open_read_only`], for instance. Reads, and
-/// changes nothing.
+/// The locks in a store that no service serves, for example with [`Store::open_read_only`]. Only reads.
 ///
 /// ```
 /// # use latchwork::lock::{Result, StoredLocks};
@@ -134,7 +133,7 @@ const MOST_FORCED: usize = 100;
 #[derive(Clone)]
 pub struct StoredLocks {
     store: Store,
-    /// `None` if no service with locks was ever on the store.
+    /// `None` if the store was never used for locks.
     spaces: Option<Spaces>,
 }
 
@@ -146,7 +145,7 @@ impl StoredLocks {
         Ok(StoredLocks { store: store.clone(), spaces: Spaces::find(store).await? })
     }
 
-    /// Locks that somebody has used, of this scope and after this one if they are said, so many at the most.
+    /// Returns at most `limit` locks that were ever used, of this scope and after this name if they are given.
     pub async fn list(&self, scope: Option<&LockScope>, after: Option<&LockName>, limit: usize) -> Result<LockPage> {
         let mut page = LockPage { locks: Vec::new(), next: None };
         let Some(spaces) = &self.spaces else { return Ok(page) };
@@ -175,7 +174,7 @@ impl StoredLocks {
         }
     }
 
-    /// Everything about a lock, of the waiters the first thousand.
+    /// Everything about a lock, with the first thousand waiters.
     pub fn inspect<N: Into<LockName>>(&self, name: N) -> impl Future<Output = Result<LockState>> + Send + use<N> {
         self.clone().inspected(name.into())
     }
@@ -210,7 +209,7 @@ impl StoredLocks {
         Ok(LockState { name, kind, used, waiting, holders, waiters, forced })
     }
 
-    /// Everything that somebody holds or waits for, each with its token.
+    /// Everything that an owner holds or waits for, each with its token.
     pub async fn of(&self, owner: &Owner) -> Result<Vec<(LockName, u64)>> {
         let Some(spaces) = &self.spaces else { return Ok(Vec::new()) };
         let found = self.store.view().await?.scan(&spaces.owned_by(owner), Order::Ascending, usize::MAX).await?;
@@ -220,7 +219,7 @@ impl StoredLocks {
             Spaces::read_owned(owner, &key).map(|(lock, _)| (lock, ticket)).ok_or_else(corrupt)
         };
         let mut found = found.into_iter().map(read).collect::<Result<Vec<_>>>()?;
-        // One that was entered again has several names.
+        // A request that was entered again has several ids.
         found.dedup();
         Ok(found)
     }
@@ -249,24 +248,24 @@ async fn requested(
 }
 
 impl Locks {
-    /// What this service's store holds of locks, to be read.
+    /// The stored locks of this service, for reading.
     fn stored(&self) -> StoredLocks {
         StoredLocks { store: self.service.node.store.clone(), spaces: Some(self.service.spaces.clone()) }
     }
 
-    /// Locks that somebody has used, after this one if one is said, so many at the most.
+    /// Returns at most `limit` locks that were ever used, after this name if one is given.
     pub async fn list(&self, after: Option<&LockName>, limit: usize) -> Result<LockPage> {
         self.stored().list(None, after, limit).await
     }
 
-    /// Everything about a lock, of the waiters the first thousand.
+    /// Everything about a lock, with the first thousand waiters.
     pub fn inspect<N: Into<LockName>>(&self, name: N) -> impl Future<Output = Result<LockState>> + Send + use<N> {
         self.stored().inspect(name)
     }
 
-    /// Releases the grant of this token, or withdraws the request that waits under it, for its owner. The reason stays
-    /// in the lock's history. The owner learns of it by [`LockGuard::lost`](crate::lock::LockGuard::lost), or when its
-    /// token is refused.
+    /// Releases the grant of this token, or removes the request that waits under it. The reason stays in the lock's
+    /// history. The owner is notified by [`LockGuard::lost`](crate::lock::LockGuard::lost), or notices when its token
+    /// is refused.
     pub fn force_release<N: Into<LockName>>(
         &self,
         name: N,
@@ -279,14 +278,14 @@ impl Locks {
     async fn forced(self, name: LockName, token: u64, reason: String) -> Result<()> {
         name.check()?;
         if reason.len() > 4096 {
-            return Err(LockError::Name { name: reason, reason: "a reason is at most 4096 bytes" });
+            return Err(LockError::Name { name: reason, reason: "the reason is longer than 4096 bytes" });
         }
         let ask = Ask::Force { ticket: token, reason };
         self.service.ask(&name, ask, None).await.map(drop)
     }
 
-    /// Removes a lock that has no holder and no waiter: the next caller that uses the name may say anew what it is.
-    /// Tokens go on above those before.
+    /// Removes a lock that has no holder and no waiter. The next caller that uses the name may choose another kind. Its
+    /// tokens continue above the earlier ones.
     pub fn remove<N: Into<LockName>>(&self, name: N) -> impl Future<Output = Result<()>> + Send + use<N> {
         let (service, name) = (self.service.clone(), name.into());
         async move {

@@ -1,4 +1,4 @@
-//! What the lock layer has to know of executions. The layer that runs them tells it.
+//! What the lock layer must know of executions. The layer that runs them implements it.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -12,13 +12,14 @@ use crate::lock::service::Service;
 use crate::node::ExecutionId;
 use crate::store::Write;
 
-/// The executions that own requests. With `from_store`, what is in memory of them was out of date.
+/// The executions that own requests. With `from_store`, executions are read from the store, because what is in memory
+/// was out of date.
 pub(crate) trait Executions: Send + Sync {
-    /// Whether an execution can still be granted something.
+    /// True if an execution can still be granted a lock.
     fn is_alive<'a>(self: Arc<Self>, id: &'a ExecutionId, from_store: bool) -> Telling<'a, bool>;
 
-    /// The parts of a commit that tell executions of it. The records of those that ride on the commit are left to them.
-    /// None if one that is granted something has ended.
+    /// The parts of a commit that notify executions. Executions that ride on the commit add their own records. Returns
+    /// `None` if an execution that is granted a lock has ended.
     fn told<'a>(
         self: Arc<Self>,
         notices: Notices,
@@ -26,26 +27,26 @@ pub(crate) trait Executions: Send + Sync {
         riders: &'a BTreeSet<ExecutionId>,
     ) -> Telling<'a, Option<Vec<Part>>>;
 
-    /// Takes away the message that tells of a grant.
+    /// Returns the write that removes the message about a grant.
     fn untold(&self, id: &ExecutionId, lock: &LockName, ticket: u64) -> Write;
 }
 
 pub(crate) type Telling<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
 
-/// What executions are told of their requests for a lock.
+/// The notices to executions about their requests for a lock.
 #[derive(Debug, Clone)]
 pub(crate) struct Notices {
     pub(crate) lock: LockName,
     pub(crate) to: Vec<(ExecutionId, Notice)>,
 }
 
-/// What an execution is told.
+/// One notice to an execution.
 #[derive(Debug, Clone)]
 pub(crate) enum Notice {
     Granted(u64),
-    /// A request that waited is no more.
+    /// A waiting request was refused.
     Refused(u64, LockRefused),
-    /// An operator has taken away what it held.
+    /// An operator has released a lock that the execution held.
     TakenAway,
 }
 
@@ -55,7 +56,7 @@ impl Service {
         self.executions.get().and_then(|executions| executions.upgrade())
     }
 
-    /// The parts of a commit that tell executions of it.
+    /// The parts of a commit that notify executions.
     pub(crate) async fn tell_executions(
         &self,
         notices: Notices,

@@ -1,76 +1,76 @@
-//! The record of a lock, and the rules by which it changes, as pure functions of the record and a time. They do not
-//! know where the record is kept, nor what the time really is.
+//! The record of a lock and the rules that change it, as pure functions of the record and a time. They do not know
+//! where the record is stored, and they read no clock.
 
 use serde::{Deserialize, Serialize};
 
 use crate::store::Timestamp;
 
-/// Who holds a lock, and who waits for it.
+/// The holders and waiters of a lock.
 ///
-/// There are never more holders than permits, whatever the times say: what has expired is dropped before anything is
+/// There are never more holders than permits, whatever the times say: expired entries are removed before anything is
 /// granted, and nothing else makes room. An expiry is inclusive: a lease that ends at `now` is over.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct LockRecord {
-    /// Those that were granted a permit, in the order of grants.
+    /// The holders, in the order of grants.
     pub holders: Vec<Holder>,
-    /// Those that wait for one, the first in line first.
+    /// The waiters, the first in the queue first.
     pub waiters: Vec<Waiter>,
     /// The number of the last grant's fencing token, which outlives the grant; 0 before the first.
     pub last_token: u64,
 }
 
-/// One that holds a permit.
+/// A holder of a permit.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Holder {
     /// Its name.
     pub holder_id: String,
-    /// From then on the permit can be granted to others. As JSON, microseconds since 1970.
+    /// From this time on, the permit can be granted to another holder. As JSON, microseconds since 1970.
     pub lease_expires_at: Timestamp,
-    /// The number of the grant's fencing token: larger than those of all grants before. What the lock protects can
-    /// refuse smaller numbers than the largest it has seen, and so a holder that lost its lease and does not know it.
+    /// The number of the grant's fencing token, larger than those of all earlier grants. If the protected resource
+    /// refuses numbers smaller than the largest it has seen, it refuses a holder that has lost its lease without
+    /// noticing.
     pub token: u64,
     /// When it was granted. As JSON, microseconds since 1970.
     pub since: Timestamp,
 }
 
-/// One that waits for a permit.
+/// A waiter for a permit.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Waiter {
     /// Its name.
     pub holder_id: String,
-    /// From then on its place is lost. As JSON, microseconds since 1970.
+    /// From this time on, its position is lost. As JSON, microseconds since 1970.
     pub lease_expires_at: Timestamp,
-    /// When it came. As JSON, microseconds since 1970.
+    /// When it joined the queue. As JSON, microseconds since 1970.
     pub since: Timestamp,
 }
 
-/// What an attempt to acquire came to.
+/// The result of an attempt to acquire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attempt {
-    /// Whether a permit is held.
+    /// True if a permit is held.
     pub acquired: bool,
-    /// How many wait in front, `Some(0)` for the next in line; `None` if it was acquired.
+    /// The number of waiters before it, `Some(0)` for the next in the queue; `None` if it was acquired.
     pub position: Option<usize>,
     /// The number of the grant's fencing token, if it was acquired.
     pub token: Option<u64>,
 }
 
-/// There is no token left that would be larger than all before.
+/// No larger token is left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("no token is left for another grant")]
 pub struct TokensSpent;
 
-/// A lock that nobody holds: what a slot of one should read as before it is first written.
+/// The record of a free lock. Use it as the initial value of the slot.
 pub fn initial_lock_record() -> LockRecord {
     LockRecord::default()
 }
 
 impl LockRecord {
-    /// Takes a permit for `holder` if one is free for it, or else a place at the end of the line. Whoever holds one has
-    /// its lease extended and keeps its token; whoever waits keeps its place, and is not taken for dead for another
-    /// lease.
+    /// Takes a permit for `holder` if one is free for it, otherwise a position at the end of the queue. A holder keeps
+    /// its token, and its lease is extended. A waiter keeps its position, and its lease is extended, too.
     ///
-    /// A permit is free for a contender if there are more of them than live waiters in front of it.
+    /// A permit is free for a contender if there are more free permits than live waiters before it.
     pub fn try_acquire(
         &mut self,
         permits: u32,
@@ -100,7 +100,7 @@ impl LockRecord {
         Ok(Attempt::waits(position))
     }
 
-    /// Takes `holder` out, whether it holds a permit or waits for one, and whatever has expired with it. Gives whether
+    /// Removes `holder`, whether it holds a permit or waits for one, and every expired entry with it. Returns true if
     /// it was there; if not, nothing changes.
     pub fn release(&mut self, holder: &str, now: Timestamp) -> bool {
         if self.standing(holder).is_none() {
@@ -112,7 +112,7 @@ impl LockRecord {
         true
     }
 
-    /// Extends a lease that is not over. Gives whether there was one; if not, nothing changes.
+    /// Extends a lease that is not over. Returns true if there was one; if not, nothing changes.
     pub fn renew(&mut self, holder: &str, now: Timestamp, lease: std::time::Duration) -> bool {
         let held = self.holders.iter_mut().find(|held| held.holder_id == holder && held.lease_expires_at > now);
         let Some(held) = held else { return false };
@@ -120,12 +120,12 @@ impl LockRecord {
         true
     }
 
-    /// Whether `holder` has a lease that is not over.
+    /// True if `holder` has a lease that is not over.
     pub fn is_held_by(&self, holder: &str, now: Timestamp) -> bool {
         self.holders.iter().any(|held| held.holder_id == holder && held.lease_expires_at > now)
     }
 
-    /// What an attempt of `holder` that left this record has come to; `None` if there was none.
+    /// The result of the attempt of `holder` that left this record; `None` if the record has no such holder or waiter.
     pub(crate) fn standing(&self, holder: &str) -> Option<Attempt> {
         if let Some(held) = self.holders.iter().find(|held| held.holder_id == holder) {
             return Some(Attempt::granted(held.token));

@@ -1,5 +1,5 @@
-//! The service of locks: what a process knows of them in memory. Lanes, and which callers in this process wait for
-//! what.
+//! The lock service: what one process keeps in memory about locks. It owns the lanes, and knows which callers of this
+//! process wait for which requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,7 @@ use crate::node::session::Sessions;
 use crate::record::Record;
 use crate::store::{ErrorKind, StoreError, Uuid};
 
-/// By lock and ticket, in an order that is the same each time.
+/// A request by lock and ticket, ordered so that iteration is deterministic.
 type Ears = BTreeMap<(LockName, u64), (Uuid, Vec<Ear>)>;
 
 pub(crate) struct Service {
@@ -31,13 +31,13 @@ pub(crate) struct Service {
     pub(crate) lanes: Lanes<Service>,
     /// The executions that own requests, if there is an engine.
     pub(super) executions: OnceLock<Weak<dyn Executions>>,
-    /// The requests of sessions in this process, held and waiting, with all who have made them.
+    /// The requests of sessions in this process, held and waiting, with all callers of each request.
     ears: Mutex<Ears>,
-    /// Whether no request can be held or granted here any more. It is set before the ears are told.
+    /// Whether everything that is held here is lost: a request whose commit is answered after that is lost, too.
     is_over: AtomicBool,
-    /// The requests whose guards were dropped, while they are being released.
+    /// The requests whose guards were dropped, until they are released.
     leaving: Mutex<BTreeSet<(LockName, u64)>>,
-    /// What sessions of this process hold beside locks: claims, by id and token, as long as an action runs for them.
+    /// What sessions of this process hold beside locks: claims, by id and token, while an action runs for them.
     pub(crate) held: Mutex<BTreeSet<(Uuid, u64)>>,
 }
 
@@ -57,12 +57,12 @@ impl Service {
         }))
     }
 
-    /// Makes the executions known that own requests.
+    /// Sets the executions that own requests.
     pub(crate) fn serve(&self, executions: Weak<dyn Executions>) {
         let _ = self.executions.set(executions);
     }
 
-    /// Has somebody not hear of a request any more, if others do who have made the same.
+    /// Returns true if another caller listens to the same request. Then this caller no longer listens.
     pub(crate) fn is_left_to_others(&self, lock: &LockName, ticket: u64, ear: &Ear) -> bool {
         let mut ears = self.ears.lock();
         let Some((_, ears)) = ears.get_mut(&(lock.clone(), ticket)) else { return false };
@@ -73,25 +73,25 @@ impl Service {
         is_left
     }
 
-    /// Whether a request's guard was dropped, and it is being released.
+    /// True if the request's guard was dropped and its release is on its way.
     pub(crate) fn is_leaving(&self, lock: &LockName, ticket: u64) -> bool {
         self.leaving.lock().contains(&(lock.clone(), ticket))
     }
 
-    /// A session is lost, and with it everything it had.
+    /// Notifies the callers of a lost session.
     pub(crate) fn lose(&self, session: Uuid) {
         let mut ears = self.ears.lock();
         let lost = ears.extract_if(.., |_, (owner, _)| *owner == session);
         lost.for_each(|(_, (_, ears))| tell(&ears, &Heard::Gone(Gone::SessionLost)));
     }
 
-    /// Nothing is served any more.
+    /// Stops the service.
     pub(crate) fn stop(&self) {
         self.sessions.stop();
         self.lose_all();
     }
 
-    /// Everything that is held here is lost, for good: the engine has stopped, or the store has ended.
+    /// Notifies all callers that their locks are lost.
     pub(crate) fn lose_all(&self) {
         self.is_over.store(true, Ordering::SeqCst);
         let ears = std::mem::take(&mut *self.ears.lock());
@@ -104,13 +104,13 @@ fn tell(ears: &[Ear], heard: &Heard) {
 }
 
 impl Service {
-    /// Has somebody hear what becomes of a request.
+    /// Makes a caller listen to its request.
     pub(crate) fn hears(&self, lock: &LockName, ticket: u64, want: &Want, is_granted: bool) {
-        // Who has given up by now does not listen.
+        // A caller that has given up does not listen.
         let ear = want.ear.as_ref().filter(|ear| !matches!(*ear.borrow(), Heard::Gone(_)));
         if let (Owner::Session(session), Some(ear)) = (&want.owner, ear) {
             let mut ears = self.ears.lock();
-            // The request landed, and before it could be answered here all was lost: no later call would tell the ear.
+            // Read under the lock: if it is not set yet, the one that sets it finds this request.
             if self.is_over.load(Ordering::SeqCst) {
                 ear.send_replace(Heard::Gone(Gone::SessionLost));
                 return;
@@ -122,7 +122,7 @@ impl Service {
         }
     }
 
-    /// Tells those in this process what became of their requests.
+    /// Notifies callers in this process about their requests.
     pub(crate) fn tell_requests(&self, lock: &LockName, told: Vec<Told>) {
         if told.is_empty() {
             return;
@@ -144,7 +144,7 @@ impl Service {
         }
     }
 
-    /// A commit had no answer: those whom it may have granted something look.
+    /// After a commit without an answer: finds out which requests it has granted, and notifies their callers.
     pub(crate) async fn listen_again(self: &Arc<Service>) -> Result<(), StoreError> {
         let ears: Vec<_> = self.ears.lock().keys().cloned().collect();
         if ears.is_empty() {
@@ -169,18 +169,18 @@ impl Service {
         Ok(())
     }
 
-    /// Lets go of something that nobody wants any more, however long the store does not serve.
+    /// Abandons a request whose caller has given up. Retries until the store takes it.
     pub(crate) fn abandon(self: &Arc<Service>, lock: LockName, owner: Owner, id: Vec<u8>, ear: Ear) {
         self.ask_at_last(lock, Ask::Abandon { owner, id, ear: Some(ear) });
     }
 
-    /// Goes on with granting a lock to those who wait, where one commit could not hold all of it.
+    /// Continues granting a lock where one commit could not hold all grants.
     pub(crate) fn grant_on(self: &Arc<Service>, lock: &LockName) {
         self.ask_at_last(lock.clone(), Ask::Grant);
     }
 
-    /// Releases the lock of a guard that was dropped, however long the store does not serve. The session is kept until
-    /// then. From now on, the same request made again is a new one.
+    /// Releases the lock of a dropped guard. Retries until the store takes it, and keeps the session until then. From
+    /// now on, the same request made again is a new request.
     pub(crate) fn release_at_last(self: &Arc<Service>, lock: LockName, ticket: u64, session: Session) {
         let service = self.clone();
         self.leaving.lock().insert((lock.clone(), ticket));
@@ -192,12 +192,12 @@ impl Service {
         });
     }
 
-    /// Has something done to a lock, in a task of its own, however long the store does not serve.
+    /// Does an operation on a lock, in a task of its own. Retries until the store takes it.
     fn ask_at_last(self: &Arc<Service>, lock: LockName, ask: Ask) {
         let service = self.clone();
         self.node.runtime.spawn(async move {
             let attempt = || service.ask(&lock, ask.clone(), None);
-            service.node.at_last("nothing could be done to a lock", LockError::kind, attempt).await;
+            service.node.at_last("an operation on a lock failed", LockError::kind, attempt).await;
         });
     }
 }

@@ -1,4 +1,4 @@
-//! Sessions as callers hold them, and what the end of a session means for locks. What a session is, `node` knows.
+//! Sessions as callers hold them, and what the end of a session means for locks. Sessions themselves are in `node`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,11 +13,11 @@ use crate::node::NodeError;
 use crate::node::session::{self, Freeing, Holdings, LEASE, Terms};
 use crate::store::{ErrorKind, Uuid};
 
-/// The shortest and the longest lease there can be.
+/// The shortest and the longest lease.
 const SHORTEST: Duration = Duration::from_millis(10);
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// Holds locks for code outside of workflows. When the last handle is dropped, everything it holds is released.
+/// Holds locks for code outside of workflows. When the last handle is dropped, all its locks are released.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -32,13 +32,13 @@ const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 /// let guard = locks.mutex("import").by(&importer).acquire().await?;
 /// assert!(importer.renew().await? && !importer.is_lost());
 /// importer.end().await?;
-/// guard.lost().await; // with its session
+/// guard.lost().await; // the lock ends with its session
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
 pub struct Session(Arc<session::Session>);
 
-/// A session that is about to begin.
+/// The settings of a session that has not begun yet.
 #[must_use = "a session begins when this is awaited"]
 pub struct SessionBuilder {
     service: Arc<Service>,
@@ -46,26 +46,26 @@ pub struct SessionBuilder {
 }
 
 impl Locks {
-    /// A session of its own: its locks are released together, and lost together.
+    /// Makes a session: its locks are released together, and lost together.
     pub fn session(&self) -> SessionBuilder {
         SessionBuilder { service: self.service.clone(), terms: Terms::new(LEASE) }
     }
 }
 
 impl SessionBuilder {
-    /// How long it holds what it holds after its last renewal, at the least: 30 s unless this is said.
+    /// How long the session holds its locks after its last renewal, at least. The default is 30 s.
     pub fn lease(mut self, lease: Duration) -> SessionBuilder {
         self.terms.lease = lease;
         self
     }
 
-    /// What operators see of it.
+    /// The label that operators see.
     pub fn label(mut self, label: impl Into<String>) -> SessionBuilder {
         self.terms.label = label.into();
         self
     }
 
-    /// It is not renewed by itself: [`Session::renew`] has to be called well within the lease.
+    /// The session is not renewed automatically: call [`Session::renew`] well within the lease.
     pub fn renewed_by_hand(mut self) -> SessionBuilder {
         self.terms.renews = false;
         self
@@ -91,7 +91,7 @@ fn check_lease(lease: Duration) -> Result<()> {
 }
 
 impl Session {
-    /// Names it.
+    /// The id of the session.
     pub fn id(&self) -> Uuid {
         self.0.id
     }
@@ -100,18 +100,18 @@ impl Session {
         Owner::Session(self.id())
     }
 
-    /// Renews the lease. `false` if it is lost: others may have had everything since.
+    /// Renews the lease. Returns `false` if the session is lost: other owners may have held its locks since.
     pub fn renew(&self) -> impl Future<Output = Result<bool>> + Send + use<> {
         let session = self.clone();
         async move { Ok(session.0.renew().await?) }
     }
 
-    /// Whether it is lost.
+    /// True if the session is lost.
     pub fn is_lost(&self) -> bool {
         self.0.is_lost()
     }
 
-    /// Ends the session: releases everything it holds, and withdraws what it waits for.
+    /// Ends the session: releases everything it holds, and withdraws its waiting requests.
     pub async fn end(self) -> Result<()> {
         Ok(self.0.end().await?)
     }
@@ -130,7 +130,7 @@ impl Holdings for Service {
                 Err(LockError::Store(error)) => Err(error.into()),
                 Err(LockError::Stopped) => Err(NodeError::Stopped),
                 Err(error) => {
-                    tracing::warn!(%session, %error, "not everything that a session held could be released");
+                    tracing::warn!(%session, %error, "some locks of a session could not be released");
                     Ok(())
                 }
                 Ok(()) => Ok(()),
@@ -140,7 +140,7 @@ impl Holdings for Service {
 }
 
 impl Service {
-    /// The session of this process with that lease.
+    /// The session of this process that has this lease.
     pub(crate) async fn own_session(&self, lease: Duration) -> Result<Session> {
         check_lease(lease)?;
         Ok(Session(self.sessions.own(lease).await?))
@@ -155,7 +155,7 @@ impl Service {
         Ok(())
     }
 
-    /// What a lock whose records are damaged holds is left as it is: others are not to suffer from it.
+    /// Logs an error of a damaged lock and continues, so that one damaged lock does not hold up others.
     pub(super) fn unless_damaged<T>(&self, done: Result<T>) -> Result<()> {
         match done {
             Err(error) if error.kind() == ErrorKind::Corrupt || matches!(error, LockError::UnknownVersion { .. }) => {
@@ -166,12 +166,12 @@ impl Service {
         }
     }
 
-    /// What the locks do beside what they are asked for: sessions that are not renewed end, what earlier processes have
-    /// left is released, and guards are told when the store was closed or has stopped.
+    /// The background work of locks: sessions that are not renewed end, the locks of earlier processes are released,
+    /// and guards are notified when the store was closed or has stopped.
     pub(crate) fn begin_chores(self: &Arc<Service>) {
         let service = self.clone();
         self.node.chore(async move {
-            let what = "what earlier processes have left could not be released";
+            let what = "the locks of earlier processes could not be released";
             service.node.at_last(what, LockError::kind, || service.finish_all()).await;
         });
         self.node.chore(self.sessions.clone().sweep());
@@ -182,7 +182,7 @@ impl Service {
         });
     }
 
-    /// Goes on with releases that an earlier process has begun.
+    /// Continues the releases that an earlier process has begun.
     async fn finish_all(self: &Arc<Service>) -> Result<()> {
         for session in self.sessions_gone().await? {
             self.unless_damaged(self.free_session(session).await)?;
@@ -193,7 +193,7 @@ impl Service {
         Ok(())
     }
 
-    /// The sessions that are no more and have left something: the process that ended them has ended just then.
+    /// The sessions that have ended and still own requests: their process died while it ended them.
     async fn sessions_gone(&self) -> Result<Vec<Uuid>> {
         let (spaces, view) = (&self.spaces, self.node.store.view().await?);
         let mut gone = Vec::new();
@@ -202,7 +202,7 @@ impl Service {
             let id = key.bytes().get(1..17).and_then(|id| Uuid::from_slice(id).ok());
             let Some(id) = id.filter(|id| last != Some(*id)) else { continue };
             last = Some(id);
-            // A damaged record is one: its session ends after a lease.
+            // A session with a damaged record counts as alive: it ends after a lease.
             match view.get(&spaces.session(id)).await {
                 Err(error) if error.kind() == ErrorKind::Corrupt => {}
                 item => gone.extend(item?.is_none().then_some(id)),
@@ -211,7 +211,7 @@ impl Service {
         Ok(gone)
     }
 
-    /// The same, of the notes in a shard.
+    /// The same for the notes in a shard.
     async fn finish(self: &Arc<Service>, shard: u16) -> Result<()> {
         let (view, space) = (self.node.store.view().await?, &self.spaces.unfinished);
         let Scanned { found, damaged } =

@@ -1,4 +1,4 @@
-//! What is stored of locks.
+//! The stored records of locks.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,30 +6,30 @@ use crate::lock::{LockKind, LockName, Owner};
 use crate::record::{Record, stored};
 use crate::store::Bytes;
 
-/// A lock as a whole. It is written with every change of anything of the lock, so its rev tells whether what is known
-/// of the lock is up to date, and new tickets are made of it.
+/// The head of a lock. Every change of the lock writes it, so its rev tells whether the lock in memory is up to date.
+/// New tickets are made from its rev.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub(crate) struct Head {
     /// `None` if the lock was removed.
     pub(crate) kind: Option<LockKind>,
-    /// How many permits are taken.
+    /// The number of permits that are taken.
     pub(crate) used: u32,
-    /// The last ticket that was granted. All that wait have larger ones.
+    /// The last ticket that was granted. All waiters have larger tickets.
     pub(crate) granted: u64,
-    /// How many wait.
+    /// The number of waiters.
     pub(crate) waiting: u64,
     /// When it was created, or last removed; microseconds.
     pub(crate) since_us: u64,
 }
 
-/// Somebody who holds a lock or waits for it. It is there exactly as long as that is so.
+/// A request of an owner that holds the lock or waits for it. It exists exactly that long.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Request {
     pub(crate) owner: Owner,
     pub(crate) permits: u32,
-    /// The owner's own name for it.
+    /// The owner's id of the request.
     pub(crate) id: Vec<u8>,
-    /// The names under which its owner has entered it again. It is held until all of them are gone.
+    /// The ids under which its owner has entered it again. The lock is held until all of them are released.
     pub(crate) again: Vec<Vec<u8>>,
     /// When it was made; microseconds.
     pub(crate) since_us: u64,
@@ -38,13 +38,13 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// All names that its owner has for it.
+    /// All ids that its owner has for it.
     pub(crate) fn names(&self) -> impl Iterator<Item = &[u8]> {
         std::iter::once(&*self.id).chain(self.again.iter().map(Vec::as_slice))
     }
 }
 
-/// Somebody who was made to let go of a lock.
+/// A request that an operator has released.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Forced {
     pub(crate) request: Request,
@@ -52,7 +52,7 @@ pub(crate) struct Forced {
     pub(crate) reason: String,
 }
 
-/// What executions have left that had more when they ended than a commit could release.
+/// The requests of ended executions that had more locks than one commit could release.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Left {
     pub(crate) requests: Vec<(LockName, u64)>,
@@ -60,7 +60,7 @@ pub(crate) struct Left {
 
 stored!(Head, Request, Forced, Left);
 
-/// The ticket of a request, as its owner's entry tells it.
+/// The ticket of a request, under its owner's id.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Ticket(pub(crate) u64);
 

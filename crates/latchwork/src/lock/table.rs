@@ -1,5 +1,5 @@
-//! A lock in memory while something is done to it: its head, the first of those who wait, and what each operation
-//! changes. What the head's rev does not confirm is read again.
+//! A lock in memory while operations change it: its head, the first waiters, and the changes of each operation. If the
+//! head's rev has changed, the lock is read again.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -16,29 +16,29 @@ use crate::node::ExecutionId;
 use crate::record::{Record, Unreadable};
 use crate::store::{Check, ErrorKind, Key, Order, Rev, View, Write};
 
-/// How many of those who wait are read at once, and are kept in memory at the most.
+/// The number of waiters that are read at once, and the most that are kept in memory.
 const PAGE: usize = 64;
 const MOST_KEPT: usize = 1024;
 
-/// How many requests are granted in one commit.
+/// The most requests that one commit grants.
 pub(super) const MOST_GRANTS: usize = 256;
 
-/// How many tickets a rev of the head makes.
+/// The number of tickets that one rev of the head makes.
 pub(crate) const TICKETS: u64 = 256;
 
-/// What is known of a lock.
+/// A lock in memory.
 pub(crate) struct Table {
     pub(crate) head: Head,
-    /// The rev of the head, if there is one.
+    /// The rev of the head, if it exists.
     rev: Option<Rev>,
     /// The rev that the head has after the next write.
     next: u64,
-    /// The first of those who wait; all of them if `whole`.
+    /// The first waiters; all of them if `whole`.
     page: VecDeque<(u64, Request)>,
     whole: bool,
 }
 
-/// Operations on a lock that are to be one commit.
+/// Operations on a lock that share one commit.
 pub(crate) struct Planned<'a> {
     service: &'a Service,
     lock: &'a LockName,
@@ -47,19 +47,19 @@ pub(crate) struct Planned<'a> {
     view: Option<View>,
     /// Requests as these operations leave them.
     touched: BTreeMap<u64, Option<Request>>,
-    /// The owners' names for requests, as these operations leave them.
+    /// The owners' ids of requests, as these operations leave them.
     names: BTreeMap<Key, Option<u64>>,
     issued: u64,
     grants: usize,
-    /// How many may be.
+    /// The most grants.
     pub(super) most_grants: usize,
     pub(crate) is_changed: bool,
-    /// Whether there is more to grant than one commit takes, and whether this goes on with that.
+    /// Whether there is more to grant than one commit can hold, and whether this commit continues such grants.
     is_unfinished: bool,
     is_resumed: bool,
-    /// Whether the next to be granted it is an execution, and there is no engine.
+    /// True if the next waiter is an execution and there is no engine.
     is_left: bool,
-    /// Records that say otherwise of executions than what is in memory.
+    /// True if executions are read from the store, because what is in memory was out of date.
     from_store: bool,
     checks: Vec<Check>,
     writes: Vec<Write>,
@@ -69,33 +69,33 @@ pub(crate) struct Planned<'a> {
     joined: Vec<(u64, Ear)>,
 }
 
-/// What a plan comes to.
+/// The result of a plan.
 pub(crate) struct Closed {
     pub(crate) part: Part,
     pub(crate) notices: Notices,
     pub(crate) told: Vec<Told>,
-    /// Whether there is more to grant than one commit takes.
+    /// True if there is more to grant than one commit can hold.
     pub(crate) is_unfinished: bool,
 }
 
-/// The lock is as it is known.
+/// The lock has not changed.
 const HEAD: Tag = Tag("head");
-/// A session that is given something has not ended.
+/// A session that is granted a lock has not ended.
 pub(crate) const SESSION: Tag = Tag("session");
 
-/// What somebody in this process is to be told when it has landed.
+/// A notification for a caller in this process, when the commit has landed.
 #[derive(Debug, Clone)]
 pub(crate) enum Told {
     /// A session's request was granted.
     Granted(u64),
-    /// A session's request is no more.
+    /// A session's request no longer exists.
     Gone(u64, Gone),
 }
 
 impl Table {
     pub(crate) async fn read(service: &Service, lock: &LockName) -> Result<Table> {
         let key = service.spaces.head(lock);
-        // Also of a head that was deleted, the rev counts.
+        // The rev of a deleted head counts, too.
         let newest = service.node.store.view().await?.history(&key, 1).await?.into_iter().next();
         let next = newest.as_ref().map_or(0, |newest| newest.rev.0) + 1;
         let rev = newest.as_ref().filter(|newest| newest.value.is_some()).map(|newest| newest.rev);
@@ -107,12 +107,12 @@ impl Table {
         Ok(Table { head, rev, next, page: VecDeque::new(), whole })
     }
 
-    /// What was planned has landed.
+    /// The planned commit has landed.
     pub(crate) fn landed(&mut self) {
         (self.rev, self.next) = (Some(Rev(self.next)), self.next + 1);
     }
 
-    /// Whether a request would have to wait.
+    /// True if a request would have to wait.
     pub(crate) fn is_busy(&self, permits: u32) -> bool {
         let Some(kind) = self.head.kind else { return false };
         self.head.waiting > 0 || self.head.used.checked_add(permits).is_none_or(|used| used > kind.capacity())
@@ -144,7 +144,7 @@ impl<'a> Planned<'a> {
         }
     }
 
-    /// Does what is asked. What it answers holds once everything planned has landed.
+    /// Does an operation. The answer is valid once the plan has landed.
     pub(crate) async fn ask(&mut self, ask: &Ask) -> Result<Answer> {
         let answer = match ask {
             Ask::Acquire(want) => {
@@ -188,7 +188,7 @@ impl<'a> Planned<'a> {
         Ok(answer)
     }
 
-    /// Whether a request has another caller: one that is told of it already, or is in the same commit.
+    /// True if a request has another caller: one that listens to it already, or one in the same commit.
     fn is_left_to_others(&self, ticket: u64, ear: &Option<Ear>) -> bool {
         let Some(ear) = ear else { return false };
         let joins = |(joined, other): &(u64, Ear)| *joined == ticket && !Arc::ptr_eq(other, ear);
@@ -197,7 +197,7 @@ impl<'a> Planned<'a> {
 
     async fn acquire(&mut self, want: &Want) -> Result<Answer> {
         let lock = self.lock.to_string();
-        // It becomes so with the first who is given it, or waits.
+        // The first granted or waiting request sets the kind.
         let kind = self.table.head.kind.unwrap_or(want.kind);
         if kind != want.kind {
             return Err(LockRefused::Capacity { lock, stored: kind, asked: want.kind }.into());
@@ -208,7 +208,7 @@ impl<'a> Planned<'a> {
         }
         let known = if want.is_known { self.owned(&want.owner, &want.id).await? } else { None };
         if let Some((ticket, _)) = known.as_ref().filter(|(ticket, _)| self.service.is_leaving(self.lock, *ticket)) {
-            // Its guard was dropped, and the release is on its way: it is done here, and this is a new request.
+            // Its guard was dropped, and the release is on its way. It is done here, and this is a new request.
             self.release(*ticket, true).await?;
             self.grant().await?;
         } else if let Some((ticket, request)) = known {
@@ -219,7 +219,7 @@ impl<'a> Planned<'a> {
             return Ok(if is_granted { Answer::Granted(ticket) } else { Answer::Queued(ticket) });
         }
         let head = &self.table.head;
-        // Somebody has all of it, and it was the last to be granted anything.
+        // One request has all permits, and it was the last to be granted.
         if head.used == capacity
             && matches!(kind, LockKind::Mutex | LockKind::ReadWrite)
             && matches!(want.owner, Owner::Execution(_))
@@ -267,12 +267,12 @@ impl<'a> Planned<'a> {
         Ok(Answer::Granted(ticket))
     }
 
-    /// Notes which request an owner's name stands for.
+    /// Records which request an owner's id stands for.
     fn name(&mut self, owner: &Owner, id: &[u8], ticket: Option<u64>) {
         self.names.insert(self.service.spaces.owned(owner, self.lock, id), ticket);
     }
 
-    /// Notes under which name the owner of a lock has entered it again.
+    /// Records the id under which the owner of a lock has entered it again.
     fn enter_again(&mut self, ticket: u64, mut held: Request, id: &[u8]) {
         self.name(&held.owner, id, Some(ticket));
         held.again.push(id.to_vec());
@@ -280,7 +280,7 @@ impl<'a> Planned<'a> {
         self.is_changed = true;
     }
 
-    /// A request that was made under this id, or entered again.
+    /// The request that was made or entered again under this id.
     async fn owned(&mut self, owner: &Owner, id: &[u8]) -> Result<Option<(u64, Request)>> {
         let is_it = |request: &Request| request.owner == *owner && request.names().any(|name| name == id);
         let made = self.touched.iter().filter_map(|(ticket, request)| Some((*ticket, request.as_ref()?)));
@@ -289,7 +289,7 @@ impl<'a> Planned<'a> {
         }
         let key = self.service.spaces.owned(owner, self.lock, id);
         if self.names.contains_key(&key) {
-            // Of a request that these operations have taken away.
+            // These operations have removed that request.
             return Ok(None);
         }
         let Some(item) = self.view().await?.get(&key).await? else { return Ok(None) };
@@ -301,7 +301,7 @@ impl<'a> Planned<'a> {
         Ok(self.request(ticket).await?.map(|request| (ticket, request)))
     }
 
-    /// Releases everything of somebody's, and lets others have it.
+    /// Releases requests of an owner, and grants what becomes free.
     pub(crate) async fn release_all(&mut self, tickets: &[u64]) -> Result<()> {
         for ticket in tickets {
             self.release(*ticket, true).await?;
@@ -309,8 +309,7 @@ impl<'a> Planned<'a> {
         self.grant().await
     }
 
-    /// Releases a lock, or takes the place in its queue away; also the message that tells of it, if that is to be
-    /// forgotten.
+    /// Releases a lock or removes a waiting request. With `forget`, its message to the execution is removed, too.
     async fn release(&mut self, ticket: u64, forget: bool) -> Result<Answer> {
         let Some(request) = self.request(ticket).await? else { return Ok(Answer::Released(false)) };
         self.drop_request(ticket, &request);
@@ -320,7 +319,7 @@ impl<'a> Planned<'a> {
         Ok(Answer::Released(true))
     }
 
-    /// The same for what was entered under one name: others that its owner has for it stay.
+    /// The same for one id: the lock is held until the other ids of its owner are released.
     async fn leave(&mut self, ticket: u64, id: &[u8], forget: bool) -> Result<Answer> {
         let request = self.request(ticket).await?.filter(|request| request.names().any(|name| name == id));
         let Some(mut request) = request else { return Ok(Answer::Released(false)) };
@@ -329,7 +328,7 @@ impl<'a> Planned<'a> {
         }
         self.name(&request.owner, id, None);
         if request.id == id {
-            // Who waits for the message of the grant waits under this name.
+            // The message of the grant belongs to this id.
             if let (true, Owner::Execution(owner)) = (forget, &request.owner) {
                 self.forget(owner, ticket);
             }
@@ -368,7 +367,8 @@ impl<'a> Planned<'a> {
         Ok(Answer::Released(true))
     }
 
-    /// Tells an owner whose request is no more. An execution that held the lock learns of it by its next commit.
+    /// Notifies the owner that its request no longer exists. An execution that held the lock notices with its next
+    /// commit.
     fn tell_gone(&mut self, ticket: u64, request: &Request, gone: Gone) {
         match (&request.owner, &gone) {
             (Owner::Session(_), _) => self.told.push(Told::Gone(ticket, gone)),
@@ -379,7 +379,8 @@ impl<'a> Planned<'a> {
         }
     }
 
-    /// Takes a request away, held or waiting. Whoever else hears of it, and was not told why, is told.
+    /// Removes a request, held or waiting. Callers that were not notified of another reason are notified of the
+    /// release.
     fn drop_request(&mut self, ticket: u64, request: &Request) {
         let head = &mut self.table.head;
         if request.granted_us.is_some() {
@@ -396,7 +397,7 @@ impl<'a> Planned<'a> {
         self.is_changed = true;
     }
 
-    /// Gives what is free to those who wait, in their order. Who is dead is passed over.
+    /// Grants free permits to waiters, in their order. Waiters that are no longer alive are dropped.
     async fn grant(&mut self) -> Result<()> {
         let capacity = self.table.head.kind.map_or(0, |kind| kind.capacity());
         while self.table.head.waiting > 0 {
@@ -404,7 +405,7 @@ impl<'a> Planned<'a> {
             let used = self.table.head.used.checked_add(request.permits).filter(|used| *used <= capacity);
             let Some(used) = used else { break };
             if matches!(request.owner, Owner::Execution(_)) && self.service.executions().is_none() {
-                // An engine tells it, when one starts.
+                // It is granted when an engine starts.
                 self.is_left = true;
                 break;
             }
@@ -434,7 +435,7 @@ impl<'a> Planned<'a> {
         Ok(())
     }
 
-    /// Whether somebody can still be given anything.
+    /// True if an owner can still be granted a lock.
     async fn is_alive(&mut self, owner: &Owner) -> Result<bool> {
         match owner {
             Owner::Session(session) => {
@@ -454,18 +455,18 @@ impl<'a> Planned<'a> {
         }
     }
 
-    /// Takes away the message that tells an execution of a grant.
+    /// Removes the message of a grant to an execution.
     fn forget(&mut self, id: &ExecutionId, ticket: u64) {
         if let Some(executions) = self.service.executions() {
             self.writes.push(executions.untold(id, self.lock, ticket));
         }
     }
 
-    /// The first of those who wait.
+    /// The first waiter.
     async fn first(&mut self) -> Result<Option<(u64, Request)>> {
         if self.table.page.is_empty() && !self.table.whole {
             let range = self.service.spaces.requests_from(self.lock, self.table.head.granted + 1);
-            // Some that are found may be gone with this very commit.
+            // Some of the requests found may be removed by this very commit.
             let limit = PAGE + self.touched.len();
             let found = self.view().await?.scan(&range, Order::Ascending, limit).await?;
             self.table.whole = found.len() < limit;
@@ -473,7 +474,7 @@ impl<'a> Planned<'a> {
             for (key, item) in found {
                 match (read_ticket(&key), Request::decode(&item.value)) {
                     (Some((_, ticket)), Ok(request)) => drop(page.insert(ticket, request)),
-                    // To pass it over would be to grant it.
+                    // It is not passed over: `granted` would rise above its ticket, and it would count as granted.
                     (_, Err(why)) if why.is_version() => return Err(why.at(format!("request {key}")).into()),
                     _ => tracing::error!(%key, "a damaged request is passed over"),
                 }
@@ -506,10 +507,10 @@ impl<'a> Planned<'a> {
         if self.view.is_none() {
             self.view = Some(self.service.node.store.view().await?);
         }
-        Ok(self.view.as_ref().expect("it was opened just now"))
+        Ok(self.view.as_ref().expect("the view was opened above"))
     }
 
-    /// Closes the plan: what is to be checked and written for it, and who is to be told.
+    /// Closes the plan: its checks and writes, and the notifications.
     pub(crate) fn close(mut self) -> Closed {
         let spaces = &self.service.spaces;
         let key = spaces.head(self.lock);

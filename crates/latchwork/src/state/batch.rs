@@ -1,4 +1,4 @@
-//! Jobs that are run on one state, one after the other, before anything is committed.
+//! Jobs that run on one state, one after the other, before anything is committed.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::state::watch::Told;
 use crate::state::{Result, StateError};
 use crate::store::{Key, Rev, View};
 
-/// A container as it was read or left.
+/// A container as it was read, or as a commit has left it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Known {
     /// `None` if it was never written.
@@ -22,7 +22,7 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// What a container holds as a view shows it.
+    /// The container as a view shows it.
     pub(crate) async fn at(view: &View, key: &Key, name: &str) -> Result<Known> {
         let Some(item) = view.get(key).await? else { return Ok(Known { rev: None, state: None }) };
         let record = Record::decode(&item.value).map_err(|why| why.at(name))?;
@@ -30,9 +30,10 @@ impl Known {
     }
 }
 
-/// The rules of a change, wherever the container lives.
+/// The rules of a change, the same for stored containers and those in memory.
 impl Job {
-    /// What an operation makes of a state, and whether that is to be written. The state is left as it was if it fails.
+    /// Applies an operation to a state. Returns the value, and true if the state must be written. On an error the state
+    /// stays as it was.
     pub(crate) fn apply(
         &self,
         op: &Op,
@@ -42,7 +43,7 @@ impl Job {
     ) -> Result<(Value, bool)> {
         let before = self.definition.may_refuse().then(|| state.clone());
         let (value, changes) = op.apply(name, state)?;
-        // What is set or removed for the first time is written, though it may read as before.
+        // The first set or delete is written even if the state reads the same as before.
         let changed = changes || !was_written && op.writes_always();
         if changed && let Err(error) = self.definition.check(name, state.as_ref()) {
             *state = before.flatten();
@@ -51,7 +52,7 @@ impl Job {
         Ok((value, changed))
     }
 
-    /// Whether what a mutator made of a state is to be written. It fails if that cannot be.
+    /// Returns true if the result of a mutator must be written. Fails if it must not be stored.
     pub(crate) fn may_become(&self, name: &str, before: Option<&Value>, after: Option<&Value>) -> Result<bool> {
         if before == after {
             return Ok(false);
@@ -63,19 +64,19 @@ impl Job {
         Ok(true)
     }
 
-    /// What is told of a mutator's change.
+    /// The event of a mutator's change, for watchers.
     pub(crate) fn event(&self, before: Option<&Value>, after: Option<&Value>) -> Event {
         let delta = difference(before, after);
         Event { operation: self.operation.into(), path: String::new(), delta, times: 1 }
     }
 }
 
-/// A job that was run, and what it came to if the commit lands.
+/// A job that has run, and its result if the commit lands.
 pub(crate) struct Done {
     pub(crate) job: Job,
     pub(crate) came_to: CameTo,
     pub(crate) answer: Option<(Key, Answer)>,
-    /// The state that it was run on, if somebody rides on it.
+    /// The state that it was run on, if it has a rider.
     pub(crate) seen: Option<Known>,
 }
 
@@ -86,7 +87,7 @@ pub(crate) enum CameTo {
 }
 
 impl CameTo {
-    /// Whether the commit has to hold it, and whoever rides on it, too.
+    /// True if the commit must contain it, and its rider, too.
     pub(crate) fn boards(&self) -> bool {
         matches!(self, CameTo::Change { changed: true, .. })
     }
@@ -95,11 +96,11 @@ impl CameTo {
 /// Jobs that are run on one state, for one commit.
 pub(crate) struct Batch {
     name: Arc<str>,
-    /// What the commit starts from.
+    /// The state that the commit starts from.
     pub(crate) known: Known,
     /// The state that the jobs so far have left.
     pub(crate) state: Option<Value>,
-    /// Whether that is one that was written; otherwise an initial value reads in its place.
+    /// True if the state was ever written; otherwise the initial value is read instead.
     written: bool,
     pub(crate) changed: bool,
     pub(crate) done: Vec<Done>,
@@ -117,17 +118,17 @@ impl Batch {
         Known { rev: self.written.then(|| self.rev()), state: self.state.clone() }
     }
 
-    /// The state as it is to be stored.
+    /// The state as it will be stored.
     pub(crate) fn record(&self) -> Record {
         Record::of(self.state.clone())
     }
 
-    /// What is told of it to those who watch.
+    /// The events for watchers.
     pub(crate) fn told(&self) -> Told {
         Told { container: self.name.to_string(), events: self.events.clone() }
     }
 
-    /// The rev from the commit on, if something changed.
+    /// The rev after the commit.
     pub(crate) fn rev(&self) -> Rev {
         let before = self.known.rev.unwrap_or_default();
         if self.changed { before.next() } else { before }
@@ -153,20 +154,20 @@ impl Batch {
         self.done(job, came_to, answer_key, seen);
     }
 
-    /// Takes over a state; one that reads in place of none that was written stays unwritten unless it changed.
+    /// Keeps a state. An initial value that was only read stays unwritten.
     fn keep(&mut self, state: Option<Value>, changed: bool) {
         self.written |= changed;
         self.changed |= changed;
         self.state = if self.written { state } else { None };
     }
 
-    /// Refuses a job whose condition does not hold of the state that the jobs so far have left.
+    /// Refuses a job whose condition is false for the state that the jobs so far have left.
     pub(crate) fn permits(&self, job: &Job) -> Result<()> {
         let rev = self.written.then(|| self.rev());
         job.permits(&self.name, rev, self.written && self.state.is_some())
     }
 
-    /// Adds a job that is not run, because its condition does not hold.
+    /// Adds a job that is not run, because its condition is false.
     pub(crate) fn refuse(&mut self, job: Job, error: StateError) {
         let seen = self.seen(&job);
         self.done(job, CameTo::Failure(error), None, seen);
@@ -184,12 +185,12 @@ impl Batch {
         }
     }
 
-    /// The state as the next job finds it, if somebody rides on that.
+    /// The state as the next job finds it, if that job has a rider.
     fn seen(&self, job: &Job) -> Option<Known> {
         job.rider.is_some().then(|| self.now())
     }
 
-    /// Runs a job to its end, whatever it waits for, and takes it out again.
+    /// Runs a job to its end, including its waits, and removes it from the batch.
     pub(crate) async fn run_alone(&mut self, mut job: Job, held: Held) -> Option<Done> {
         if let Body::Op(..) = job.body {
             self.run_op(job, None);
@@ -252,7 +253,7 @@ impl Batch {
 }
 
 impl Done {
-    /// What it answers, if it is a change.
+    /// The answer, if the job is a change.
     pub(crate) fn answers(&self, rev: Rev) -> Option<Changed> {
         match &self.came_to {
             CameTo::Change { value, changed } => {
@@ -262,7 +263,7 @@ impl Done {
         }
     }
 
-    /// The same, or a failure if the state that it leaves is too large to be stored.
+    /// The same job, or a failure if the state that it leaves is too large to store.
     pub(crate) fn within(mut self, limit: usize, batch: &Batch) -> Done {
         if self.came_to.boards() {
             let length = batch.record().encode().len();
@@ -274,7 +275,7 @@ impl Done {
         self
     }
 
-    /// Tells whoever rides on it that nothing was to be written for it.
+    /// Notifies the rider that nothing is written for the job.
     pub(crate) fn rests(&mut self, rev: Rev) {
         let changed = self.answers(rev);
         if let (Some(rider), Some(seen)) = (&mut self.job.rider, self.seen.take()) {
@@ -282,7 +283,7 @@ impl Done {
         }
     }
 
-    /// Tells whoever rides that the store failed.
+    /// Notifies the rider that the store failed.
     pub(crate) fn failed(&mut self, error: &StateError) {
         if let (Some(rider), StateError::Store(error)) = (&mut self.job.rider, error) {
             rider.failed(error);

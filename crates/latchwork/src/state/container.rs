@@ -1,5 +1,4 @@
-//! A container as callers hold it: a name, how to treat it, and the operations. Where it lives is of no consequence to
-//! them.
+//! A container as callers hold it: a name, its settings, and the operations. The callers need not know where it lives.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -26,11 +25,11 @@ use crate::state::watch::{Change, Source, StateWatch};
 use crate::state::{MutationError, Result, StateError};
 use crate::store::{Env, Generation, Key, Rev, Right, Store};
 
-/// A state that is changed by one mutation at a time, in the order they came.
+/// A state that is changed by one mutation at a time, in the order of the calls.
 ///
-/// Handles are cheap to clone; those of the same stored container share its queue. What a method like
-/// [`Container::attempts`] or [`Container::once`] sets belongs to the handle it gives back, so it can be said for one
-/// call: `session.clone().once("order-7").inc_state("orders", 1)`.
+/// Handles are cheap to clone; handles of the same stored container share its queue. A method like
+/// [`Container::attempts`] or [`Container::once`] sets something for the handle that it returns, so it can be used for
+/// one call: `session.clone().once("order-7").inc_state("orders", 1)`.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -56,7 +55,7 @@ use crate::store::{Env, Generation, Key, Rev, Right, Store};
 #[derive(Clone)]
 pub struct Container {
     home: Home,
-    /// Shared by all that are treated alike.
+    /// Shared by all handles with the same settings.
     setup: Arc<Setup>,
 }
 
@@ -70,35 +69,35 @@ enum Home {
 }
 
 /// A program may hold very many idle containers in memory, so a handle is three words. Benchmark `state.idle` counts
-/// them.
+/// the bytes.
 const _: () = assert!(size_of::<Container>() == 3 * size_of::<usize>(), "a handle of a container has grown");
 
-/// A stored container and its steward. They have an allocation of their own: in the handle they would enlarge it.
+/// A stored container and its steward. They have their own allocation: inside the handle they would enlarge it.
 struct Entrusted {
     place: Arc<Place>,
     steward: Arc<dyn Steward>,
 }
 
-/// A stored container's place.
+/// The place of a stored container.
 pub(crate) struct Place {
     pub(crate) shelf: Arc<Shelf>,
     pub(crate) key: Key,
     pub(crate) name: Arc<str>,
 }
 
-/// Sees to it that what is read and changed goes with something of its own: a journal, or a transaction.
+/// Connects reads and changes with something else: a journal, or a transaction.
 pub(crate) trait Steward: Send + Sync {
-    /// What the container holds.
+    /// Reads the container.
     fn read<'a>(&'a self, place: &'a Place) -> Pin<Box<dyn Future<Output = Result<Known>> + Send + 'a>>;
 
-    /// Has a job done, and answered in the end.
+    /// Does a job and answers it.
     fn change<'a>(&'a self, place: &'a Place, job: Job) -> Pin<Box<dyn Future<Output = Result<()>> + Send + 'a>>;
 
-    /// The store does not serve, or a newer program is needed. What this gives is what the caller is told, if it is.
+    /// The store does not serve, or a newer program is needed. Returns the error for the caller, if it returns.
     fn failed(&self, error: StateError) -> Pin<Box<dyn Future<Output = StateError> + Send + '_>>;
 }
 
-/// How a container is treated.
+/// The settings of a container.
 #[derive(Clone)]
 pub(crate) struct Setup {
     pub(crate) env: Env,
@@ -106,13 +105,13 @@ pub(crate) struct Setup {
     pub(crate) retry: Retry,
     pub(crate) timeout: Option<Duration>,
     pub(crate) once: Option<Arc<str>>,
-    /// What must hold of the container for a change to be made.
+    /// The condition of a change.
     pub(crate) condition: Option<Condition>,
-    /// What must hold when a change lands.
+    /// The check that must pass when a change lands.
     pub(crate) guard: Option<Guard>,
-    /// Where those in memory stand in line.
+    /// The lanes of containers in memory.
     pub(crate) memories: Arc<Memories>,
-    /// What cannot be, told by every operation.
+    /// An error in the settings, which every operation returns.
     pub(crate) wrong: Option<StateError>,
 }
 
@@ -136,8 +135,8 @@ impl Container {
         Container { home: Home::Memory(Arc::new(Memory::new(name))), setup }
     }
 
-    /// The same container, changed by way of somebody. However often others are faster, it is tried again; and it
-    /// takes the time that it takes.
+    /// The same container, changed through a steward. If other writers are faster, a change is tried again without a
+    /// limit of attempts or time.
     pub(crate) fn by(self, steward: Arc<dyn Steward>) -> Container {
         let Home::Stored(place) = self.home else { return self };
         let container = Container { home: Home::Stored(place.clone()), setup: self.setup };
@@ -145,7 +144,7 @@ impl Container {
         Container { home: Home::By(Arc::new(Entrusted { place, steward })), setup: container.setup }
     }
 
-    /// The same with another treatment, unless that is the steward's.
+    /// The same container with other settings, unless a steward decides them.
     fn treated(self, change: impl FnOnce(&mut Setup)) -> Container {
         if let Home::By(..) = self.home { self } else { self.set_up(change) }
     }
@@ -155,34 +154,33 @@ impl Container {
         self
     }
 
-    /// How often a mutation is tried when another process moves the container meanwhile: 4 times unless this is said,
-    /// and once at the least.
+    /// How often a mutation is tried if another process moves the container meanwhile. The default is 4, the minimum 1.
     pub fn attempts(self, attempts: u32) -> Container {
         self.treated(|setup| setup.retry.attempts = attempts.max(1))
     }
 
-    /// How long the first pause between attempts is at the most: 10 ms unless this is said. It doubles each time,
-    /// up to 40 ms; from then on, every other attempt follows at once.
+    /// The longest first pause between attempts. The default is 10 ms. It doubles each time, up to 40 ms; from then on,
+    /// every other attempt follows at once.
     pub fn pause(self, pause: Duration) -> Container {
         self.treated(|setup| setup.retry.pause = pause)
     }
 
-    /// How long a mutation may wait and run together: 30 s unless this is said; `None` for as long as it takes.
+    /// How long a mutation may wait and run together. The default is 30 s; `None` means no limit.
     pub fn mutation_timeout(self, timeout: impl Into<Option<Duration>>) -> Container {
         self.treated(|setup| setup.timeout = timeout.into())
     }
 
-    /// Names each mutation through the handle that this gives back, so make one for each call. Sent again under the
-    /// same name, a mutation is applied once and answers the same, for a day; the same name with another operation or
-    /// other arguments is an error. (Mutators are told apart by the method alone.) Containers in memory remember no
-    /// names.
+    /// Sets the idempotency key of each mutation through the returned handle, so make one handle for each call. A
+    /// mutation that is sent again under the same key is applied once and returns the same answer, for a day. The same
+    /// key with another operation or other arguments is an error. (Mutators are compared by the method alone.)
+    /// Containers in memory keep no keys.
     pub fn once(self, key: impl Into<Arc<str>>) -> Container {
         self.set_up(|setup| setup.once = Some(key.into()))
     }
 
-    /// Makes each change through the handle that this gives back only if the container is at this rev, as
-    /// [`Container::read`] has told it; zero stands for a container that was never written. Otherwise the change fails
-    /// with [`StateError::RevisionConflict`], which tells both revs, and nothing is written.
+    /// Makes each change through the returned handle only if the container is at this rev, as returned by
+    /// [`Container::read`]. Zero stands for a container that was never written. Otherwise the change fails with
+    /// [`StateError::RevisionConflict`], which has both revs, and nothing is written.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -200,21 +198,22 @@ impl Container {
     /// # Ok(()) }
     /// ```
     ///
-    /// Changes of several callers can share a commit, and have the same rev then. A change with a condition is the last
-    /// one of its commit: the rev of its answer names the very state that it has left. The rev of another answer may
-    /// name a state with changes of other callers in it; read the container before you decide on it.
+    /// Changes of several callers can share a commit, and then have the same rev. A change with a condition is the last
+    /// one of its commit, so the rev of its answer names exactly the state that it has left. The rev of another answer
+    /// may name a state with changes of other callers in it; read the container before you use such a rev as a
+    /// condition.
     pub fn if_rev(self, rev: impl Into<Rev>) -> Container {
         self.set_up(|setup| setup.condition = Some(Condition::AtRev(rev.into())))
     }
 
-    /// Makes each change through the handle that this gives back only if the container has no state: it was never
-    /// written, or was deleted. Otherwise the change fails with [`StateError::AlreadyExists`], and nothing is written.
+    /// Makes each change through the returned handle only if the container has no state: it was never written, or was
+    /// deleted. Otherwise the change fails with [`StateError::AlreadyExists`], and nothing is written.
     pub fn if_absent(self) -> Container {
         self.set_up(|setup| setup.condition = Some(Condition::Absent))
     }
 
-    /// Guards each change through the handle that this gives back: it lands only while the lock of this token is held,
-    /// and fails with [`StateError::Fenced`] otherwise. Containers in memory cannot be guarded.
+    /// Guards each change through the returned handle: it lands only while the lock of this token is held, and fails
+    /// with [`StateError::Fenced`] otherwise. Containers in memory cannot be guarded.
     pub fn guard(self, right: &impl Right) -> Container {
         let (guard, name) = ((right.check(), right.lost().into()), self.name().to_string());
         let is_memory = matches!(self.home, Home::Memory(_));
@@ -224,7 +223,7 @@ impl Container {
         })
     }
 
-    /// What reads while nothing was ever written.
+    /// The value that is read while nothing was ever written.
     pub fn initial(self, value: impl Serialize) -> Container {
         let value = self.value(&value);
         self.set_up(|setup| match value {
@@ -288,8 +287,8 @@ impl Container {
         &self.setup.env
     }
 
-    /// The state as it was last committed. One that was never written reads as its initial value, which is `{}` unless
-    /// it is said; only one that was deleted is `None`.
+    /// The state as it was last committed. A container that was never written reads as its initial value, which is `{}`
+    /// by default; only a deleted one is `None`.
     pub fn get(&self) -> impl Future<Output = Result<Option<Value>>> + Send + use<> {
         let read = self.read();
         async move { Ok(read.await?.0) }
@@ -317,7 +316,7 @@ impl Container {
         self.clone().done("set_state", op)
     }
 
-    /// Removes the state, and answers what it was. It reads as absent from then on, not as its initial value.
+    /// Removes the state and returns it. From then on the container reads as absent, not as its initial value.
     pub fn delete_state(&self) -> impl Future<Output = Result<Changed>> + Send + use<> {
         self.clone().done("delete_state", Ok(Op::Delete))
     }
@@ -337,7 +336,7 @@ impl Container {
         Ok(Op::Patch(patch))
     }
 
-    /// Adds an element to the list at a path; a list that is not there is made. Answers its length.
+    /// Adds an element to the list at a path; a missing list is created. Returns the length.
     pub fn push_state<V: Serialize>(
         &self,
         path: &str,
@@ -347,7 +346,7 @@ impl Container {
         self.clone().done("push_state", op)
     }
 
-    /// Adds to the number at a path; one that is not there counts as zero. Answers the sum.
+    /// Adds to the number at a path; a missing number counts as zero. Returns the sum.
     pub fn inc_state<N: Into<Number>>(
         &self,
         path: &str,
@@ -357,7 +356,7 @@ impl Container {
         self.clone().done("inc_state", op)
     }
 
-    /// Sets an entry of the record at a path; a record that is not there is made.
+    /// Sets an entry of the record at a path; a missing record is created.
     pub fn set_state_record<V: Serialize>(
         &self,
         path: &str,
@@ -368,14 +367,14 @@ impl Container {
         self.clone().done("set_state_record", op)
     }
 
-    /// Removes an entry of the record at a path. Answers what it was.
+    /// Removes an entry of the record at a path. Returns its value.
     pub fn delete_state_record(&self, path: &str, entry: &str) -> impl Future<Output = Result<Changed>> + Send + use<> {
         let op = self.place(path).map(|place| Op::DeleteRecord(place, entry.into()));
         self.clone().done("delete_state_record", op)
     }
 
-    /// Runs a mutator on the state and keeps what it makes of it. It may be asynchronous, and may be run again on newer
-    /// state if another process was faster; its own error leaves the state as it is and comes back as it was.
+    /// Runs a mutator on the state and stores its result. The mutator may be asynchronous, and may run again on newer
+    /// state if another process was faster. Its own error leaves the state as it is and is returned unchanged.
     pub fn atomic_state<F, Fut, E>(
         &self,
         mutator: F,
@@ -388,7 +387,7 @@ impl Container {
         self.clone().mutate("atomic_state", mutator)
     }
 
-    /// Every change after `after`, a generation of the store; of a container in memory, every change from now on.
+    /// Watches every change after the generation `after` of the store. A container in memory is watched from now on.
     pub fn watch(&self, after: Generation) -> impl Future<Output = Result<StateWatch>> + Send + use<> {
         self.clone().watch_now(after)
     }
@@ -434,7 +433,7 @@ impl Container {
         Identity::Stored(place.shelf.store.clone(), place.key.clone())
     }
 
-    /// What the present task is at work on. Refused if this container is part of it.
+    /// The containers that the current task is mutating. Refused if this container is one of them.
     fn held(&self) -> Result<Held> {
         self.well()?;
         let held = Held::by_this_task();
@@ -460,7 +459,7 @@ impl Container {
         }
     }
 
-    /// What a caller is told, if it is.
+    /// The error for the caller, if there is one.
     async fn told(&self, error: StateError) -> StateError {
         match (&self.home, error) {
             (Home::By(entrusted), error @ (StateError::Store(_) | StateError::UnknownVersion { .. })) => {
@@ -520,7 +519,7 @@ impl Container {
 
 shown!(Container, it => name: it.name());
 
-/// A caller's mutator, with where its answer goes.
+/// A caller's mutator, and where its answer goes.
 struct Own<F, Fut, E> {
     mutator: Quiet<F>,
     reply: oneshot::Sender<Result<Changed, MutationError<E>>>,
@@ -547,7 +546,7 @@ where
                 Err(_) => return,
             },
         };
-        // What nobody waits for any more is the caller's own as well.
+        // An answer without a receiver is a value of the caller, too: its drop may panic.
         drop(Quiet::new(self.reply.send(answer)));
     }
 }

@@ -1,20 +1,20 @@
-//! What is said of a container beside its state: what it starts with, and the schema it must fit.
+//! The definition of a container: its initial value, and the type and schema that it must fit.
 
 use serde_json::Value;
 
 use crate::state::{Result, StateError};
 
-/// Tells why a state does not fit a type, if it does not.
+/// Returns why a state does not fit a type, if it does not.
 pub(crate) type Fits = fn(&Value) -> std::result::Result<(), String>;
 
-/// What a container is to be.
+/// The definition of a container.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Definition {
-    /// What reads while nothing was ever written.
+    /// The value that is read while nothing was ever written.
     pub(crate) initial: Option<Value>,
-    /// Tells why a state does not fit the type that it is read as.
+    /// Returns why a state does not fit the type that it is read as.
     pub(crate) fits: Option<Fits>,
-    /// Whether that was given, and is not to be replaced by the defaults of a schema.
+    /// True if the initial value was given. Then the defaults of a schema do not replace it.
     #[cfg(feature = "schema")]
     pub(crate) given: bool,
     #[cfg(feature = "schema")]
@@ -22,7 +22,7 @@ pub(crate) struct Definition {
 }
 
 impl Definition {
-    /// Whether a state may have to be taken back.
+    /// True if `check` can refuse a state, so that it must be restored.
     pub(crate) fn may_refuse(&self) -> bool {
         #[cfg(feature = "schema")]
         if self.schema.is_some() {
@@ -31,7 +31,7 @@ impl Definition {
         self.fits.is_some()
     }
 
-    /// Refuses a state that does not fit. One that was removed always does.
+    /// Refuses a state that does not fit. A removed state always fits.
     pub(crate) fn check(&self, key: &str, state: Option<&Value>) -> Result<()> {
         let Some(state) = state else { return Ok(()) };
         #[cfg(feature = "schema")]
@@ -48,7 +48,7 @@ impl Definition {
 #[derive(Debug)]
 pub(crate) struct Schema {
     validator: jsonschema::Validator,
-    /// What its defaults make of a container that is new.
+    /// The initial value that its defaults make.
     pub(crate) defaults: Option<Value>,
 }
 
@@ -69,7 +69,7 @@ impl Schema {
     }
 }
 
-/// The value that a schema's defaults describe: its own, or an object of those of its properties.
+/// The value that a schema's defaults describe: its own default, or an object of the defaults of its properties.
 #[cfg(feature = "schema")]
 fn defaults(schema: &Value) -> Option<Value> {
     if let Some(default) = schema.get("default") {

@@ -1,4 +1,4 @@
-//! What can go wrong with state, and what each failure means to a caller.
+//! The errors of state, and what each means to a caller.
 
 use std::borrow::Cow;
 use std::convert::Infallible;
@@ -13,88 +13,88 @@ use crate::store::{ErrorKind, Rev, StoreError};
 /// The result of an operation on state.
 pub type Result<T, E = StateError> = std::result::Result<T, E>;
 
-/// Why an operation on state did not happen.
+/// Why an operation on state failed.
 #[derive(Debug, Clone, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 #[allow(missing_docs)] // The fields are what the messages say.
 pub enum StateError {
-    /// An increment of something that is no number.
+    /// An increment of a value that is not a number.
     #[error("{place} of {key} is {found}; only a number can be incremented")]
     NotANumber { key: String, place: String, found: Cow<'static, str> },
-    /// A push to something that is no list.
+    /// An operation on a list found a value that is not a list.
     #[error("{place} of {key} is {found}; only a list can be added to or taken from")]
     NotAList { key: String, place: String, found: Cow<'static, str> },
-    /// A path, a record or a patch through something that is no object.
+    /// A path, a record or a patch leads through a value that is not an object.
     #[error("{place} of {key} is {found}; it must be an object")]
     NotAnObject { key: String, place: String, found: Cow<'static, str> },
-    /// A number that would be too large to hold.
+    /// The number would be too large to store.
     #[error("{place} of {key} would be out of range")]
     OutOfRange { key: String, place: String },
-    /// Another process changed the container each time.
+    /// Another process changed the container during each attempt.
     #[error(
-        "{key} was changed from elsewhere each of the {attempts} times this was tried: expected at {}, it is at {}",
+        "{key} was changed by another process during each of {attempts} attempts: expected at {}, found at {}",
         shown(*expected), shown(*actual)
     )]
     ConcurrentModification { key: String, attempts: u32, expected: Option<Rev>, actual: Option<Rev> },
     /// The container was changed since the rev that the caller knows. Nothing was written.
-    #[error("{key} is at rev {actual}, not at {expected}; read it again and decide anew")]
+    #[error("{key} is at rev {actual}, not at {expected}; read it again and retry")]
     RevisionConflict { key: String, expected: Rev, actual: Rev },
-    /// A change that was to be made only if there is no state. Nothing was written.
+    /// The change required that there is no state. Nothing was written.
     #[error("{key} has a state already, at rev {rev}")]
     AlreadyExists { key: String, rev: Rev },
-    /// The budget of a mutation is spent.
-    #[error("a mutation of {key} waited {waited:?} and ran {ran:?}, which is more than its budget: {outcome}")]
+    /// The mutation did not end within its budget.
+    #[error("a mutation of {key} waited {waited:?} and ran {ran:?}, longer than its budget: {outcome}")]
     ScopeMutationTimeout { key: String, waited: Duration, ran: Duration, outcome: TimeoutOutcome },
-    /// A mutation from within a mutation of the same container, which would wait for itself.
-    #[error("{key} is being mutated by this very task; make it one mutation")]
+    /// The mutation was made from within a mutation of the same container, and would wait for itself.
+    #[error("{key} is already being mutated by this task; make it one mutation")]
     ReentrantMutation { key: String },
-    /// A state that does not fit the container's schema. Nothing was written.
+    /// The state does not fit the container's schema. Nothing was written.
     #[error("{key} does not fit its schema at {path}: {message}")]
     SchemaViolation { key: String, path: String, message: String },
-    /// A schema that is none.
+    /// The schema is invalid.
     #[error("the schema of {key} cannot be used: {message}")]
     Schema { key: String, message: String },
-    /// A mutator that panicked. Nothing was written.
+    /// The mutator panicked. Nothing was written.
     #[error("the mutator of {key} panicked: {message}")]
     Panicked { key: String, message: String },
-    /// A name that cannot be.
-    #[error("{name:?} cannot name {what}: {reason}")]
+    /// The name is invalid.
+    #[error("{name:?} cannot be the name of {what}: {reason}")]
     Name { what: Cow<'static, str>, name: String, reason: Cow<'static, str> },
-    /// A value with something in it that JSON cannot hold, or nested too deeply.
+    /// The value contains something that JSON cannot hold, or is nested too deeply.
     #[error("a value for {key}: {cause}")]
     Value { key: String, cause: JsonError },
-    /// A path that cannot be read.
-    #[error("{path:?} is no path: {cause}")]
+    /// The path cannot be read.
+    #[error("{path:?} is not a path: {cause}")]
     Path { path: String, cause: PathError },
-    /// A state that does not fit the type it is read as. Of a change, nothing was written.
+    /// The state does not fit the type it is read as. If this was a change, nothing was written.
     #[error("{key} does not fit its type: {message}")]
     Mismatch { key: String, message: String },
-    /// A change under a lock that its owner no longer holds. Nothing was written.
+    /// The lock that guards the change is no longer held. Nothing was written.
     #[error("{key} was not changed: {reason}")]
     Fenced { key: String, reason: String },
-    /// A guard for a container that is in memory alone.
-    #[error("{key} is in memory alone: no lock can guard it")]
+    /// A container that exists only in memory cannot be guarded.
+    #[error("{key} exists only in memory: no lock can guard it")]
     Unguardable { key: String },
-    /// A value that is too large to store.
+    /// The value is too large to store.
     #[error("{key} takes {length} bytes; the limit is {limit}")]
     TooLarge { key: String, length: usize, limit: usize },
-    /// The queue ended without an answer, because the runtime did.
-    #[error("the mutation of {key} was given up; whether it was applied is not known")]
+    /// The runtime ended before the mutation was answered.
+    #[error("the mutation of {key} was not answered; it is unknown whether it was applied")]
     Abandoned { key: String },
-    /// A stored record that cannot be read.
+    /// A stored record cannot be read.
     #[error("{place} is damaged: it cannot be read")]
     Corrupt { place: String },
-    /// A stored record of a version that this program does not know.
-    #[error("{place} has version {found}; this program reads versions 1 to {supported}: use a newer one")]
+    /// A stored record has a version that this program does not know.
+    #[error("{place} has version {found}; this program reads versions 1 to {supported}: use a newer program")]
     UnknownVersion { place: String, found: u8, supported: u8 },
-    /// An idempotency key that was used before for another operation.
+    /// The idempotency key was used before for another operation.
     #[error("idempotency key {once:?} of {key} was used before, for another call of {operation}")]
     OnceReused { key: String, once: String, operation: String },
-    /// A watch from where what it tells would not be the same on a replay.
+    /// A container cannot be watched where the result would differ on a replay.
     #[error("{key} cannot be watched from within a workflow; watch it from outside, through the engine")]
     Unwatchable { key: String },
-    /// A mutation outside of a runtime that could run its queue.
+    /// The mutation was made outside of a tokio runtime.
     #[error("mutations run on a tokio runtime; call this from within one")]
     NoRuntime,
     /// The store below. Read again, it is [`StoreError::Told`].
@@ -106,7 +106,7 @@ fn shown(rev: Option<Rev>) -> String {
     rev.map_or("no rev".into(), |rev| format!("rev {rev}"))
 }
 
-/// What becomes of a mutation whose caller was told that its budget is spent.
+/// What happens to a mutation that did not end within its budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TimeoutOutcome {
@@ -125,10 +125,10 @@ impl std::fmt::Display for TimeoutOutcome {
     }
 }
 
-/// Why a mutation did not happen: for a reason of the container's or of the mutator's own.
+/// Why a mutation did not happen: the container failed, or the mutator refused.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum MutationError<E> {
-    /// It could not be run or written.
+    /// The mutation could not be run or written.
     #[error(transparent)]
     State(#[from] StateError),
     /// The mutator refused.

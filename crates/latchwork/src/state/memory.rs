@@ -1,5 +1,5 @@
-//! Containers in memory: the lane alone. No other process can move them, so nothing is checked and nothing is tried
-//! again. An idle one is little more than its state.
+//! Containers in memory: they use only the lane. No other process can change them, so nothing is checked and nothing is
+//! tried again. An idle container is little more than its state.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -25,16 +25,16 @@ pub(crate) struct Memory {
 }
 
 struct Inner {
-    /// `None` within: it was removed. `None` without: it was never written.
+    /// `Some(None)`: it was removed. `None`: it was never written.
     state: Option<Option<Value>>,
     rev: Rev,
-    /// Nothing while there are no jobs and no watchers.
+    /// `None` while there are no jobs and no watchers.
     busy: Option<Box<Busy>>,
 }
 
 #[derive(Default)]
 struct Busy {
-    /// How many jobs are in the lane.
+    /// The number of jobs in the lane.
     jobs: usize,
     watchers: Vec<UnboundedSender<Change>>,
 }
@@ -67,7 +67,7 @@ pub(crate) struct Queued {
 
 impl Drop for Queued {
     fn drop(&mut self) {
-        // A job holds what is the caller's own; it is not to be dropped under the lock.
+        // A job holds values of the caller, which must not be dropped while the mutex is held.
         drop(self.job.take());
         let mut inner = self.memory.inner.lock();
         inner.busy.iter_mut().for_each(|busy| busy.jobs -= 1);
@@ -76,7 +76,7 @@ impl Drop for Queued {
 }
 
 impl Plan for Memories {
-    /// By its address, for as long as it lives.
+    /// The container's address, which is unique while the container exists.
     type Key = usize;
     type Job = Queued;
     type Known = ();
@@ -161,7 +161,7 @@ impl Memory {
         self.inner.lock().busy.get_or_insert_default().watchers.push(watcher);
     }
 
-    /// Does an operation on the spot if nobody is before it.
+    /// Does an operation at once if no job is before it.
     pub(crate) fn apply_now(&self, job: &Job, op: &Op, env: &Env) -> Option<Result<Changed>> {
         let mut inner = self.inner.lock();
         inner.is_idle().then(|| inner.apply(&self.name, job, op, env))
@@ -177,7 +177,7 @@ impl Inner {
         self.busy.as_ref().is_none_or(|busy| busy.jobs == 0)
     }
 
-    /// Lets go of all that is needed only while there are jobs or watchers.
+    /// Drops everything that is needed only while there are jobs or watchers.
     fn rest(&mut self) {
         self.busy.take_if(|busy| busy.jobs == 0 && busy.watchers.is_empty());
     }
@@ -188,7 +188,7 @@ impl Inner {
         self.state.clone().unwrap_or_else(|| definition.initial.clone())
     }
 
-    /// Refuses a job whose condition does not hold.
+    /// Refuses a job whose condition is false.
     fn permits(&self, name: &str, job: &Job) -> Result<()> {
         let rev = self.state.is_some().then_some(self.rev);
         job.permits(name, rev, self.state.as_ref().is_some_and(Option::is_some))
@@ -219,7 +219,7 @@ impl Inner {
         Ok(Changed { value, rev: self.rev, changed, repeated: false })
     }
 
-    /// Counts a change and tells those who watch.
+    /// Counts a change and notifies watchers.
     fn tell(&mut self, event: impl FnOnce() -> Event, env: &Env) {
         self.rev = self.rev.next();
         let Some(busy) = &mut self.busy else { return };

@@ -1,8 +1,8 @@
 //! Shared state: a queue inside the process, compare-and-swap outside it.
 //!
-//! Mutations of one container run one at a time in the order they came, so tasks of this process never conflict with
-//! each other; and each commit checks that nobody else moved the container, so processes that share a store do not lose
-//! each other's changes either. Neighbours in a queue share a commit.
+//! Mutations of one container run one at a time, in the order of the calls, so tasks of this process never conflict
+//! with each other. Each commit checks that no other process has moved the container, so processes that share a store
+//! do not lose each other's changes. Neighbours in a queue share a commit.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -68,7 +68,7 @@ use definition::Definition;
 use once::Answers;
 use stored::Shelf;
 
-/// How many generations of the store a watch may fall behind, unless it is said otherwise.
+/// How many generations of the store a watch may fall behind by default.
 const GENERATIONS: u64 = 100_000;
 
 /// The longest part of a name, in bytes.
@@ -78,28 +78,28 @@ const NAME_BYTES: usize = 512;
 #[derive(Clone)]
 pub struct States {
     shelf: Arc<Shelf>,
-    /// Of slots, of containers in the store and of those in memory.
+    /// The settings of slots, of stored containers and of containers in memory.
     setups: [Arc<Setup>; 2],
 }
 
-/// Which of the setups.
+/// Indexes of `setups`.
 const BARE: usize = 0;
 const OBJECT: usize = 1;
 
 impl States {
-    /// The state in a data directory, which is created if it is missing.
+    /// Opens the state in a data directory, which is created if it is missing.
     pub async fn open(directory: impl AsRef<Path>) -> Result<States> {
         States::on(&Store::open(directory).await?).await
     }
 
-    /// The state of a store.
+    /// Opens the state of a store.
     pub async fn on(store: &Store) -> Result<States> {
         let known = store.spaces().await?;
         let is_new = known.iter().all(|space| space.name() != STATE);
         States::with(store, is_new.then_some(History::Generations(GENERATIONS))).await
     }
 
-    /// The state of a store, with this history from now on. A watch cannot fall behind further than that.
+    /// Opens the state of a store, with this history from now on. A watch cannot fall behind further than that.
     pub async fn with_history(store: &Store, history: History) -> Result<States> {
         States::with(store, Some(history)).await
     }
@@ -121,13 +121,13 @@ impl States {
         &self.shelf.store
     }
 
-    /// These states, with another budget for mutations: 30 s unless this is said; `None` for as long as they take.
+    /// These states with another budget for mutations. The default is 30 s; `None` means no limit.
     pub fn mutation_timeout(self, timeout: impl Into<Option<Duration>>) -> States {
         let timeout = timeout.into();
         self.set_up(|setup| setup.timeout = timeout)
     }
 
-    /// These states, with another number of attempts when another process is faster: 4 unless this is said.
+    /// These states with another number of attempts when another process is faster. The default is 4.
     pub fn attempts(self, attempts: u32) -> States {
         self.set_up(|setup| setup.retry.attempts = attempts.max(1))
     }
@@ -157,19 +157,19 @@ impl States {
         self.scope("org", id)
     }
 
-    /// A new container in memory, for the state of one run of a sequencer. It is gone with its last handle. The name is
-    /// for messages and may be shared.
+    /// A new container in memory, for the state of one run of a sequencer. It ends with its last handle. The name is
+    /// for messages and need not be unique.
     pub fn sequencer(&self, name: impl Into<Arc<str>>) -> Container {
         Container::memory(name.into(), self.setups[OBJECT].clone())
     }
 
-    /// A new container in memory, for the state of a target. It is gone with its last handle. The name is for messages
-    /// and may be shared.
+    /// A new container in memory, for the state of a target. It ends with its last handle. The name is for messages and
+    /// need not be unique.
     pub fn target(&self, name: impl Into<Arc<str>>) -> Container {
         Container::memory(name.into(), self.setups[OBJECT].clone())
     }
 
-    /// Slots that everybody shares.
+    /// Slots that all code shares.
     pub fn global(&self) -> Slots {
         Slots { states: self.clone(), scope: "global", owner: None }
     }
@@ -184,7 +184,7 @@ impl States {
         Slots { states: self.clone(), scope: "execution", owner: Some(id.into()) }
     }
 
-    /// Slots that an execution without a parent shares with its children and theirs.
+    /// Slots that an execution without a parent shares with all its descendants.
     pub fn tree(&self, root: &str) -> Slots {
         Slots { states: self.clone(), scope: "tree", owner: Some(root.into()) }
     }
@@ -221,13 +221,13 @@ fn check_name(name: &str) -> Result<()> {
     }
 }
 
-/// How messages and journals say whose a slot is.
+/// The owner of a slot, as messages and journals show it.
 fn of(scope: &str, owner: &str) -> String {
     format!(" of {scope} {owner:?}")
 }
 
-/// The name of a slot as an execution records it: without ids, if it is the execution's own or of its tree. A fork has
-/// other ids, and the same journal.
+/// The name of a slot as an execution records it. It has no ids if the slot belongs to the execution or its tree,
+/// because a fork has other ids and the same journal.
 pub(crate) fn name_within(slot: &str, execution: &str, root: &str) -> String {
     if let Some(name) = slot.strip_suffix(&of("execution", execution)) {
         return format!("{name} of this execution");
@@ -247,7 +247,7 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// The slot of this name.
+    /// The slot with this name.
     pub fn slot<T: Serialize + DeserializeOwned>(&self, name: &str) -> Slot<T> {
         let (shown, parts) = match &self.owner {
             None => (format!("slot {name:?}"), vec!["slot", self.scope, name]),
@@ -256,18 +256,18 @@ impl Slots {
         Slot::new(self.states.stored(shown, &parts, &self.states.setups[BARE]))
     }
 
-    /// What the keys of all of them start with.
+    /// The common start of the keys of all these slots.
     fn prefix(&self) -> Key {
         let parts: Vec<&str> = ["slot", self.scope].into_iter().chain(self.owner.as_deref()).collect();
         self.states.key(&parts)
     }
 
-    /// The range of all of them.
+    /// The range of all these slots.
     pub(crate) fn all(&self) -> Range {
         self.states.shelf.space.prefix(self.prefix().bytes())
     }
 
-    /// The slot of another scope that has the same name as one of these.
+    /// The slot of another scope with the same name as one of these.
     pub(crate) fn namesake(&self, slot: &Key, other: &Slots) -> Key {
         let name = &slot.bytes()[self.prefix().bytes().len()..];
         self.states.shelf.space.key([other.prefix().bytes(), name].concat())

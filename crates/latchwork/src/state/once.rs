@@ -1,4 +1,4 @@
-//! Idempotency keys: the answer of a mutation, kept for a day beside the change it made and written by the same commit.
+//! Idempotency keys: the answer of a mutation is kept for a day, and written by the same commit as its change.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use crate::store::{Bytes, Commit, Key, Order, Space, Store, Timestamp};
 
 /// How long an answer is kept.
 const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
-/// How many outdated answers go with each new one.
+/// The number of outdated answers that each new answer removes.
 const SWEPT: usize = 8;
 
-/// What was answered.
+/// A kept answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Answer {
     pub(crate) operation: String,
-    /// Of the call with its arguments.
+    /// The fingerprint of the call with its arguments.
     pub(crate) fingerprint: u64,
     pub(crate) value: Value,
     pub(crate) rev: u64,
@@ -38,7 +38,7 @@ impl Record for Answer {
     }
 }
 
-/// Where answers are kept. Two kinds of keys: the answers, and their places in the order of time.
+/// The kept answers. There are two kinds of keys: the answers, and their order in time.
 pub(crate) struct Answers {
     pub(crate) space: Space,
 }
@@ -67,17 +67,17 @@ impl Answers {
 
     pub(crate) async fn get(&self, store: &Store, key: &Key) -> Result<Option<Answer>> {
         let item = store.view().await?.get(key).await?;
-        // One that cannot be read was given all the same: to run the mutation again would apply it twice.
+        // An unreadable answer is an error: to run the mutation again would apply it twice.
         let answer = item.map(|item| Answer::decode(&item.value)).transpose();
         Ok(answer.map_err(|why| why.at("the answer to an idempotency key"))?)
     }
 
-    /// Adds an answer to a commit, under the check that there is none.
+    /// Adds an answer to a commit, with the check that there is none yet.
     pub(crate) fn put(&self, commit: Commit, key: &Key, now: Timestamp, answer: &Answer) -> Commit {
         commit.absent(key).put(key, answer.encode()).put(&self.place(now, key), Vec::new())
     }
 
-    /// Adds the removal of some answers that are outdated to a commit.
+    /// Adds the removal of some outdated answers to a commit.
     pub(crate) async fn sweep(&self, store: &Store, mut commit: Commit) -> Result<Commit> {
         let mut end = vec![BY_TIME];
         end.extend_from_slice(&store.env().now().minus(KEPT).0.to_be_bytes());
@@ -87,7 +87,7 @@ impl Answers {
             let mut answer = vec![ANSWERS];
             answer.extend_from_slice(&place.bytes()[9..]);
             let answer = self.space.key(answer);
-            // One that was given anew since is another's to keep.
+            // If the answer was written again meanwhile, the check refuses the commit.
             if let Some(item) = view.get(&answer).await? {
                 commit = commit.at_rev(&answer, item.rev).delete(&answer);
             }

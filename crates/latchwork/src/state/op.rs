@@ -1,5 +1,5 @@
-//! The operations on a state, as pure functions: state in, state out, or what was wrong. They do not know where the
-//! state lives, nor who else changes it.
+//! The operations on a state, as pure functions: state in, state or error out. They do not know where the state lives,
+//! or what else changes it.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Number, Value};
@@ -7,7 +7,7 @@ use serde_json::{Map, Number, Value};
 use crate::json::{self, Path};
 use crate::state::{Result, StateError};
 
-/// A change of a state that is known as a whole.
+/// A change of a state that is given as data.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Op {
     /// Replaces it.
@@ -16,34 +16,34 @@ pub(crate) enum Op {
     Delete,
     /// Merges a JSON merge patch into it.
     Patch(Value),
-    /// Adds to the number at a place; what is not there counts as zero.
+    /// Adds to the number at a place; a missing number counts as zero.
     Increment(Place, Number),
-    /// Adds to the end of the list at a place; what is not there counts as empty.
+    /// Adds to the end of the list at a place; a missing list counts as empty.
     Push(Place, Vec<Value>),
     /// Takes the first element of the list at a place.
     RemoveFirst(Place),
     /// Takes the last element of the list at a place.
     RemoveLast(Place),
-    /// Sets one entry of the record at a place; what is not there counts as empty.
+    /// Sets one entry of the record at a place; a missing record counts as empty.
     SetRecord(Place, String, Value),
     /// Removes one entry of the record at a place.
     DeleteRecord(Place, String),
 }
 
-/// A place in a state; `None` is all of it.
+/// A place in a state; `None` is the whole state.
 pub(crate) type Place = Option<Path>;
 
-/// What an operation did, as it is told to those who watch.
+/// What an operation did, as watchers see it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Event {
-    /// The operation's name, as the method is called.
+    /// The name of the operation's method.
     pub operation: String,
-    /// Where in the state; empty for all of it.
+    /// The path in the state; empty for the whole state.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub path: String,
-    /// What came with it: the amount, the elements, the patch, the value. Of an atomic change the merge patch from the
-    /// state before to that after.
+    /// The argument: the amount, the elements, the patch or the value. For an atomic change, the merge patch from the
+    /// state before to the state after.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub delta: Value,
     /// How often it was done in a row, by callers whose changes share a commit.
@@ -52,7 +52,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// Whether it is the same but for how often.
+    /// True if the events differ at most in `times`.
     pub(crate) fn is_like(&self, other: &Event) -> bool {
         (&self.operation, &self.path, &self.delta) == (&other.operation, &other.path, &other.delta)
     }
@@ -82,7 +82,7 @@ fn shown(place: &Place) -> String {
 }
 
 impl Op {
-    /// Refuses what would be nested too deeply where it is put.
+    /// Refuses a value that would be nested too deeply at its place.
     pub(crate) fn check(&self) -> std::result::Result<(), json::JsonError> {
         let (place, values, levels) = match self {
             Op::Increment(place, _) => (place, &[][..], 0),
@@ -95,9 +95,9 @@ impl Op {
         values.iter().try_for_each(|value| json::check_under(depth, value))
     }
 
-    /// Changes `state`, which is `None` if there is none. Gives what the caller is answered, and whether anything
-    /// changed. On an error nothing has: what is missing on the way to a place is made only where nothing can be in the
-    /// way any more. `key` is for messages.
+    /// Changes `state`, which is `None` if there is none. Returns the answer to the caller, and true if anything
+    /// changed. On an error nothing has changed: a missing parent is created only where no existing value can be in the
+    /// way. `key` is for messages.
     pub(crate) fn apply(&self, key: &str, state: &mut Option<Value>) -> Result<(Value, bool)> {
         Ok(match self {
             Op::Set(value) => {
@@ -155,12 +155,12 @@ impl Op {
         })
     }
 
-    /// Whether it leaves a state behind, or none, whatever there was.
+    /// True for an operation whose result does not depend on the state before.
     pub(crate) fn writes_always(&self) -> bool {
         matches!(self, Op::Set(_) | Op::Delete)
     }
 
-    /// What is told of it.
+    /// The event for watchers.
     pub(crate) fn event(&self, operation: &'static str) -> Event {
         let (path, delta) = match self {
             Op::Set(value) | Op::Patch(value) => (&None, value.clone()),
@@ -183,7 +183,7 @@ fn find<'a>(state: &'a Option<Value>, place: &Place) -> Option<&'a Value> {
     place.as_ref().map_or(Some(state), |path| path.find(state))
 }
 
-/// The value at a place, made if it is missing, objects on the way to it included.
+/// The value at a place. It is created if it is missing, with the objects on the way to it.
 fn at<'a>(
     key: &str,
     state: &'a mut Option<Value>,
@@ -215,7 +215,7 @@ fn step<'a>(
     };
     match here {
         Value::Object(map) => Ok(map.entry(segment).or_insert_with(missing)),
-        // An element that is there can be reached; none is made.
+        // An existing element is used; a missing one is not created.
         Value::Array(items) => json::array_index(segment).and_then(|index| items.get_mut(index)).ok_or_else(refuse),
         _ => Err(refuse()),
     }
@@ -239,7 +239,7 @@ fn not_an_object(key: &str, place: String, found: &Value) -> StateError {
     StateError::NotAnObject { key: key.into(), place, found: kind_of(found).into() }
 }
 
-/// Takes from a list; from one that is not there or empty, nothing.
+/// Takes an element from a list. Takes nothing if the list is missing or empty.
 fn take(
     key: &str,
     state: &mut Option<Value>,
@@ -254,7 +254,7 @@ fn take(
     Ok((taken.unwrap_or_default(), changes))
 }
 
-/// Whether a merge patch would make anything else of a value.
+/// True if a merge patch would change a value.
 fn patch_changes(value: &Value, patch: &Value) -> bool {
     let Value::Object(patch) = patch else { return value != patch };
     let Value::Object(map) = value else { return true };
@@ -265,7 +265,7 @@ fn patch_changes(value: &Value, patch: &Value) -> bool {
     })
 }
 
-/// The sum, exact between integers; `None` if it cannot be held.
+/// The sum, exact between integers; `None` if it is out of range.
 fn sum(a: &Number, b: &Number) -> Option<Number> {
     let whole = |number: &Number| number.as_i64().map(i128::from).or(number.as_u64().map(i128::from));
     if let (Some(a), Some(b)) = (whole(a), whole(b)) {
@@ -275,7 +275,8 @@ fn sum(a: &Number, b: &Number) -> Option<Number> {
     Number::from_f64(a.as_f64()? + b.as_f64()?)
 }
 
-/// The merge patch that makes `after` of `before`. A null within `after` is told as a removal, as such patches do.
+/// The merge patch from `before` to `after`. A null within `after` is shown as a removal, because merge patches cannot
+/// express it.
 pub(crate) fn difference(before: Option<&Value>, after: Option<&Value>) -> Value {
     match (before, after) {
         (Some(Value::Object(before)), Some(Value::Object(after))) => {
@@ -313,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn increments_are_exact_and_never_make_a_number_of_something_else() {
+    fn increments_are_exact_and_never_turn_another_value_into_a_number() {
         let inc = |path, by: Value| Op::Increment(place(path), by.as_number().unwrap().clone());
         let ok = |state: Value, answer: Value| Ok((Some(state), answer));
         check(None, inc("", json!(2)), ok(json!(2), json!(2)));

@@ -1,5 +1,5 @@
-//! The queue in front of a container: jobs that run one at a time, in the order they came. This file knows what a job
-//! is and how its caller waits; `stored.rs` and `memory.rs` run them.
+//! The queue of a container: jobs that run one at a time, in the order of the calls. This file defines what a job is
+//! and how its caller waits; `stored.rs` and `memory.rs` run them.
 
 use std::any::Any;
 use std::future::Future;
@@ -21,22 +21,22 @@ use crate::state::op::Op;
 use crate::state::{MutationError, Result, StateError, TimeoutOutcome};
 use crate::store::{Check, Env, Key, Rev, Store};
 
-/// What a mutation answers.
+/// The answer of a mutation.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Changed<T = Value> {
-    /// What the operation gives: of a change the new value, of a removal what was removed.
+    /// The result of the operation: for a change the new value, for a removal the removed value.
     pub value: T,
-    /// The container's rev; it rises with every commit. Callers whose changes shared a commit have the same.
+    /// The container's rev, which rises with every commit. Callers whose changes share a commit get the same rev.
     pub rev: Rev,
-    /// Whether it changed anything. What changed nothing wrote nothing.
+    /// True if it changed anything. A mutation that changes nothing writes nothing.
     pub changed: bool,
-    /// Whether this is the answer to a mutation of the same name that was applied before.
+    /// True if this is the kept answer of a mutation that was applied before under the same idempotency key.
     pub repeated: bool,
 }
 
 impl<T> Changed<T> {
-    /// The same with another value.
+    /// The same answer with another value.
     pub(crate) fn with<U>(&self, value: U) -> Changed<U> {
         Changed { value, rev: self.rev, changed: self.changed, repeated: self.repeated }
     }
@@ -51,20 +51,20 @@ pub(crate) struct Job {
     pub(crate) name: Arc<str>,
     pub(crate) once: Option<Arc<str>>,
     pub(crate) definition: Arc<Definition>,
-    /// What must hold of the container for the change to be made.
+    /// The condition of the change.
     pub(crate) condition: Option<Condition>,
-    /// What must hold when the change lands.
+    /// The check that must pass when the change lands.
     pub(crate) guard: Option<Guard>,
     pub(crate) retry: Retry,
-    /// How often it was run on a state that turned out not to be the last.
+    /// How often it was run on a state that was out of date.
     pub(crate) tried: u32,
-    /// The containers that are being mutated by whoever asked.
+    /// The containers that the calling task is mutating.
     pub(crate) held: Held,
     pub(crate) progress: Arc<Progress>,
     pub(crate) rider: Option<Riding>,
 }
 
-/// What a caller wants to hold of a container before it is changed.
+/// A caller's condition on a container before it is changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Condition {
     /// It is at this rev. Zero stands for a container that was never written.
@@ -74,7 +74,7 @@ pub(crate) enum Condition {
 }
 
 impl Condition {
-    /// Refuses a container of this rev, `None` if it was never written.
+    /// Refuses a container at this rev, `None` if it was never written, if the condition is false.
     pub(crate) fn check(self, key: &str, rev: Option<Rev>, has_state: bool) -> Result<()> {
         let actual = rev.unwrap_or_default();
         match self {
@@ -87,30 +87,30 @@ impl Condition {
     }
 }
 
-/// A check that must hold, and what an error says if it does not.
+/// A check that must pass, and the error text if it fails.
 pub(crate) type Guard = (Check, Arc<str>);
 
-/// What rides with a mutation. If nothing is to be written, it is told the state that the mutation saw, and the answer
-/// if the mutation did not fail on that state.
+/// The rider of a mutation. If nothing is written, the rider gets the state that the mutation saw, and the answer if
+/// the mutation did not fail on that state.
 pub(crate) type Riding = Box<dyn Rider<Changed, (Known, Option<Changed>)>>;
 
-/// What a job does.
+/// The work of a job.
 pub(crate) enum Body {
     Op(Op, oneshot::Sender<Result<Changed>>),
     Mutator(Box<dyn Mutator>),
 }
 
-/// A caller's own code, that may be run again on newer state.
+/// Code of a caller, which may run again on newer state.
 pub(crate) trait Mutator: Send {
     fn run(&mut self, state: Option<Value>) -> Running;
     fn settle(self: Box<Self>, settled: Settled);
 }
 
-/// A mutator at work. Its error is the caller's own.
+/// A running mutator. Its error is of the caller's own type.
 pub(crate) type Running = Quiet<Pin<Box<dyn Future<Output = std::result::Result<Option<Value>, Refusal>> + Send>>>;
 pub(crate) type Refusal = Box<dyn Any + Send>;
 
-/// Something of a caller's own. If it panics where it is dropped, nobody else is to suffer from it.
+/// A value of a caller. If its drop panics, no other caller is affected.
 pub(crate) struct Quiet<T>(Option<T>);
 
 impl<T> Quiet<T> {
@@ -119,14 +119,14 @@ impl<T> Quiet<T> {
     }
 
     pub(crate) fn get(&mut self) -> &mut T {
-        self.0.as_mut().expect("it is there until it is dropped")
+        self.0.as_mut().expect("the value exists until the drop")
     }
 }
 
 impl<T> Drop for Quiet<T> {
     fn drop(&mut self) {
         let own = self.0.take();
-        // The panic was shown where it happened; there is nobody left to tell.
+        // The panic hook has shown the panic, and no caller is left to notify.
         let _ = std::panic::catch_unwind(AssertUnwindSafe(|| drop(own)));
     }
 }
@@ -138,22 +138,22 @@ pub(crate) enum Settled {
     Failed(StateError),
 }
 
-/// How often, and with which pauses, a mutation is tried that others outran.
+/// How often, and with which pauses, a mutation is tried if other writers are faster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Retry {
     pub(crate) attempts: u32,
-    /// Doubled after each attempt.
+    /// Doubles after each attempt.
     pub(crate) pause: Duration,
 }
 
 impl Job {
-    /// Tells one call from another, as far as can be told.
+    /// Identifies a call by its operation and arguments, as far as they are known.
     pub(crate) fn fingerprint(&self) -> u64 {
         let mut arguments = match &self.body {
             Body::Op(op, _) => serde_json::to_vec(&op.event(self.operation)).unwrap_or_default(),
             Body::Mutator(_) => self.operation.as_bytes().to_vec(),
         };
-        // A call without a condition has the fingerprint that stored answers and journals know.
+        // A call without a condition keeps the fingerprint that is already in stored answers and journals.
         match self.condition {
             None => {}
             Some(Condition::Absent) => arguments.push(0),
@@ -162,7 +162,7 @@ impl Job {
         xxhash_rust::xxh3::xxh3_64(&arguments)
     }
 
-    /// Refuses a container that is not as the caller wants it.
+    /// Refuses the container if the caller's condition is false.
     pub(crate) fn permits(&self, key: &str, rev: Option<Rev>, has_state: bool) -> Result<()> {
         self.condition.map_or(Ok(()), |condition| condition.check(key, rev, has_state))
     }
@@ -172,13 +172,13 @@ impl Job {
             (Body::Mutator(mutator), settled) => mutator.settle(settled),
             (Body::Op(_, reply), Settled::Done(changed)) => drop(reply.send(Ok(changed))),
             (Body::Op(_, reply), Settled::Failed(error)) => drop(reply.send(Err(error))),
-            // An operation has no errors of a caller's own.
+            // An operation has no error type of the caller.
             (Body::Op(..), Settled::Refused(_)) => {}
         }
     }
 }
 
-/// Whether a job has started. Its caller may take it back until then.
+/// Whether a job has started. Until then its caller can withdraw it.
 #[derive(Default)]
 pub(crate) struct Progress {
     stage: AtomicU8,
@@ -190,7 +190,7 @@ const STARTED: u8 = 1;
 const WITHDRAWN: u8 = 2;
 
 impl Progress {
-    /// Starts the job, again if it was started before; `false` if it was withdrawn.
+    /// Starts the job, or starts it again. Returns `false` if it was withdrawn.
     pub(crate) fn start(&self, env: &Env) -> bool {
         if self.stage.load(Ordering::SeqCst) == QUEUED {
             let now = u64::try_from(env.monotonic().as_micros()).unwrap_or(u64::MAX);
@@ -202,17 +202,17 @@ impl Progress {
         }
     }
 
-    /// Takes the job back if it has not started.
+    /// Withdraws the job if it has not started.
     fn withdraw(&self) -> bool {
         self.stage.compare_exchange(QUEUED, WITHDRAWN, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 }
 
-/// Names a container within this process.
+/// Identifies a container within this process.
 #[derive(Clone)]
 pub(crate) enum Identity {
     Stored(Store, Key),
-    /// By its address, for as long as it lives.
+    /// By its address, which is unique while it exists.
     Memory(usize),
 }
 
@@ -226,7 +226,7 @@ impl PartialEq for Identity {
     }
 }
 
-/// The containers on whose mutation a task is at work, outermost first.
+/// The containers that a task is mutating, outermost first.
 #[derive(Clone, Default)]
 pub(crate) struct Held(Option<Arc<Hold>>);
 
@@ -240,7 +240,7 @@ tokio::task_local! {
 }
 
 impl Held {
-    /// What the present task holds.
+    /// The containers that the current task is mutating.
     pub(crate) fn by_this_task() -> Held {
         HELD.try_with(Held::clone).unwrap_or_default()
     }
@@ -261,7 +261,7 @@ impl Held {
     }
 }
 
-/// How far a mutator got.
+/// The result of driving a mutator.
 pub(crate) enum Ran {
     Ended(std::result::Result<Option<Value>, Refusal>),
     Panicked(String),
@@ -269,7 +269,7 @@ pub(crate) enum Ran {
     Waits,
 }
 
-/// Runs a mutator until it ends, or with `once` until it has to wait. Whatever it calls knows what is held.
+/// Runs a mutator until it ends, or with `once` until it must wait. Everything that it calls can see `held`.
 pub(crate) async fn drive(running: &mut Running, held: Held, once: bool) -> Ran {
     let step = std::future::poll_fn(|context| {
         match std::panic::catch_unwind(AssertUnwindSafe(|| running.get().as_mut().poll(context))) {
@@ -282,13 +282,13 @@ pub(crate) async fn drive(running: &mut Running, held: Held, once: bool) -> Ran 
     HELD.scope(held, step).await
 }
 
-/// Starts a mutator; it may panic before there is anything to drive.
+/// Starts a mutator. It may panic before it returns a future.
 pub(crate) fn start(mutator: &mut dyn Mutator, state: Option<Value>, held: &Held) -> Result<Running, String> {
     let run = || HELD.sync_scope(held.clone(), || mutator.run(state));
     std::panic::catch_unwind(AssertUnwindSafe(run)).map_err(|panic| message_of(&*panic))
 }
 
-/// A caller that waits for its job. Going away takes the job back if it has not started.
+/// A caller that waits for its job. Dropping it withdraws the job if it has not started.
 pub(crate) struct Waiting<'a, R> {
     pub(crate) answer: oneshot::Receiver<R>,
     pub(crate) progress: Arc<Progress>,

@@ -1,4 +1,4 @@
-//! A state as it is stored. A removed one leaves a record that says so: unlike one that was never written, it does not
+//! A stored state. A removed state leaves a record that says so: unlike a state that was never written, it does not
 //! read as its initial value.
 
 use serde_json::Value;
@@ -8,7 +8,7 @@ use crate::store::Bytes;
 const REMOVED: u8 = 0;
 const PRESENT: u8 = 1;
 
-/// What a key of the space `state` holds.
+/// The value of a key of the space `state`.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Record {
     Removed,

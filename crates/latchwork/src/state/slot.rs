@@ -1,4 +1,4 @@
-//! Slots: named values of a type of one's own.
+//! Slots: named values of your own type.
 
 use std::future::ready;
 use std::marker::PhantomData;
@@ -17,7 +17,7 @@ use crate::store::{Generation, Rev, Right};
 
 /// A named value in the store.
 ///
-/// It reads as its initial value only while it was never written; a deleted one reads as absent.
+/// It reads as its initial value only while it was never written; a deleted slot reads as absent.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -62,12 +62,12 @@ impl<T: Serialize + DeserializeOwned> Slot<T> {
         Slot { container: container.fits(fits::<T>), holds: PhantomData }
     }
 
-    /// The same slot, changed by way of somebody.
+    /// The same slot, changed through a steward.
     pub(crate) fn by(self, steward: Arc<dyn Steward>) -> Slot<T> {
         Slot { container: self.container.by(steward), holds: PhantomData }
     }
 
-    /// What reads while nothing was ever written.
+    /// The value that is read while nothing was ever written.
     pub fn initial(self, value: T) -> Slot<T> {
         Slot::new(self.container.initial(value))
     }
@@ -135,7 +135,8 @@ impl<T: Serialize + DeserializeOwned> Slot<T> {
         async move { Ok(done.await?.with(())) }
     }
 
-    /// Makes a new value of the present one. It may be run again on a newer one if another process was faster.
+    /// Computes a new value from the current one. The change may run again on a newer value if another process was
+    /// faster.
     pub fn update<F>(&self, mut change: F) -> impl Future<Output = Result<Changed<T>>> + use<F, T>
     where
         F: FnMut(Option<T>) -> T + Send + 'static,
@@ -145,7 +146,7 @@ impl<T: Serialize + DeserializeOwned> Slot<T> {
         async move { updated.await.map_err(MutationError::unrefused) }
     }
 
-    /// Like [`Slot::update`], with a change that may refuse: then nothing is written, and its error comes back.
+    /// Like [`Slot::update`], with a change that may refuse: then nothing is written, and its error is returned.
     pub fn try_update<F, E>(
         &self,
         mut change: F,
@@ -201,7 +202,7 @@ impl<T: Serialize + DeserializeOwned> Slot<T> {
 }
 
 impl<E: Serialize + DeserializeOwned> Slot<Vec<E>> {
-    /// Adds an element to the end. Answers the length.
+    /// Adds an element to the end. Returns the length.
     pub fn append(&self, element: E) -> impl Future<Output = Result<Changed<u64>>> + Send + use<E> {
         let op = self.container.value(&element).map(|element| Op::Push(None, vec![element]));
         let done = self.container.clone().done("append", op);
@@ -212,19 +213,19 @@ impl<E: Serialize + DeserializeOwned> Slot<Vec<E>> {
         }
     }
 
-    /// Takes the first element; from an empty list, nothing.
+    /// Removes and returns the first element; `None` if the list is empty.
     pub fn remove_first(&self) -> impl Future<Output = Result<Changed<Option<E>>>> + use<E> {
         let (slot, done) = (self.clone(), self.container.clone().done("remove_first", Ok(Op::RemoveFirst(None))));
         async move { slot.removed(done.await?) }
     }
 
-    /// Takes the last element; from an empty list, nothing.
+    /// Removes and returns the last element; `None` if the list is empty.
     pub fn remove_last(&self) -> impl Future<Output = Result<Changed<Option<E>>>> + use<E> {
         let (slot, done) = (self.clone(), self.container.clone().done("remove_last", Ok(Op::RemoveLast(None))));
         async move { slot.removed(done.await?) }
     }
 
-    /// What was taken; if nothing was, nothing changed.
+    /// The removed element; `None` if nothing changed.
     fn removed(&self, changed: Changed) -> Result<Changed<Option<E>>> {
         let taken = changed.changed.then(|| typed(self.container.name(), &changed.value)).transpose()?;
         Ok(changed.with(taken))

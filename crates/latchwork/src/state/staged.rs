@@ -1,5 +1,5 @@
-//! Slots as a transaction will leave them: read as of one view, changed in memory, written by the commit of the
-//! transaction. Knows nothing of who makes that commit.
+//! Slots as a transaction will leave them: read from one view, changed in memory, written by the commit of the
+//! transaction. Does not know which layer makes that commit.
 
 use std::collections::BTreeMap;
 use std::future::ready;
@@ -18,11 +18,11 @@ type Boxed<'a, T> = std::pin::Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// The slots of a transaction as they will be.
 pub(crate) struct Staged {
-    /// The largest value.
+    /// The limit of a value's size, in bytes.
     limit: usize,
     view: Arc<View>,
     slots: tokio::sync::Mutex<BTreeMap<Key, Batch>>,
-    /// What must hold when the changes land.
+    /// The checks that must pass when the changes land.
     guards: Mutex<Vec<Check>>,
 }
 
@@ -61,10 +61,10 @@ impl Staged {
             let known = Known::at(&self.view, &place.key, &place.name).await?;
             slots.insert(place.key.clone(), Batch::new(known, place.name.clone()));
         }
-        Ok(slots.get_mut(&place.key).expect("it was put there"))
+        Ok(slots.get_mut(&place.key).expect("the batch was inserted above"))
     }
 
-    /// Adds the slots to a commit: what was read is to be as it was, and what was changed is written.
+    /// Adds the slots to a commit: slots that were read must be unchanged, and changed slots are written.
     pub(crate) async fn board(&self, mut commit: Commit) -> Commit {
         let mut told = Vec::new();
         commit = self.guards.lock().iter().cloned().fold(commit, Commit::check);

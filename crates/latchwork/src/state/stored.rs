@@ -1,5 +1,5 @@
-//! Stored containers: the lane in front, a commit checked on the rev behind. The jobs in a lane are run on the state
-//! one after the other, and one commit holds the result of all of them.
+//! Stored containers: a lane, and commits that check the container's rev. The jobs in a lane run on the state one after
+//! the other, and one commit holds the result of all of them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use crate::state::watch::Told;
 use crate::state::{Result, StateError};
 use crate::store::{Actual, Commit, Env, ErrorKind, Key, Receipt, Refusal, Rev, Space, Store, StoreError};
 
-/// The longest pause between attempts, unless the first is longer. A caller that was outrun often has the same
-/// prospects at the next attempt as those that were not; with pauses that go on growing it would hardly come to try.
+/// The longest pause between attempts, unless the first is longer. A caller that has lost many races has the same
+/// chance at the next attempt as any other. With pauses that always grow, it would hardly ever try.
 const LONGEST: Duration = Duration::from_millis(40);
 
 /// The container is at the rev that the jobs were run on.
 const CONTAINER: Tag = Tag("container");
-/// The right under which a job is done still holds.
+/// The right that guards a job still exists.
 const GUARD: Tag = Tag("guard");
 
 /// The stored containers of a store.
@@ -33,7 +33,7 @@ pub(crate) struct Shelf {
     lanes: Lanes<Shelf>,
 }
 
-/// A job that is to run, or has been run up to where it waits.
+/// A job that has not started, or that has run up to its first wait.
 pub(crate) struct Item {
     job: Job,
     started: Option<Running>,
@@ -55,7 +55,7 @@ impl Shelf {
         Lanes::submit(self, key, job.into()).map_err(|_| StateError::NoRuntime)
     }
 
-    /// What a container holds.
+    /// Reads a container.
     pub(crate) async fn read(&self, key: &Key, name: &str) -> Result<Known> {
         Known::at(&self.store.view().await?, key, name).await
     }
@@ -69,7 +69,7 @@ impl Shelf {
         self.store.env()
     }
 
-    /// Runs jobs on a state, until there is something to wait for.
+    /// Runs jobs on a state, until one of them must wait.
     async fn run(&self, key: &Key, known: Known, jobs: &mut VecDeque<Item>, most: usize, name: &Arc<str>) -> Batch {
         let mut batch = Batch::new(known, name.clone());
         let held_here = Identity::Stored(self.store.clone(), key.clone());
@@ -81,7 +81,7 @@ impl Shelf {
             let answer_key = job.once.as_ref().map(|once| self.answers.key(key, once));
             if let Some(key) = &answer_key {
                 if batch.done.iter().any(|done| done.answer.as_ref().is_some_and(|(known, _)| known == key)) {
-                    // Its answer is about to be written.
+                    // Another job of this batch is about to write the answer under the same key.
                     jobs.push_front(job.into());
                     break;
                 }
@@ -97,7 +97,8 @@ impl Shelf {
                     }
                 }
             }
-            // The rev of this commit is no rev yet. It could be guessed, and the state that it names is not complete.
+            // The rev of this commit is not final yet. A caller could guess it, but the state that it names is not
+            // complete.
             if batch.changed && job.condition == Some(Condition::AtRev(batch.rev())) {
                 jobs.push_front(Item { job, started });
                 break;
@@ -109,7 +110,7 @@ impl Shelf {
                 batch.refuse(job, error);
                 continue;
             }
-            // What it answers is to be the state at its rev, so no other change is put behind it.
+            // The answer must name the state at its rev, so no other change follows in this commit.
             is_full = job.condition.is_some();
             if let Body::Op(..) = job.body {
                 batch.run_op(job, answer_key);
@@ -124,7 +125,7 @@ impl Shelf {
                 }
             };
             match drive(&mut running, held.clone(), true).await {
-                // What ran before it is not to wait for it.
+                // Jobs that ran before it do not wait for it.
                 Ran::Waits if !batch.done.is_empty() => {
                     jobs.push_front(Item { job, started: Some(running) });
                     break;
@@ -177,11 +178,11 @@ impl Shelf {
 pub(crate) struct Sent {
     batch: Batch,
     own: Placed,
-    /// Of each job.
+    /// One for each job.
     guards: Vec<Option<Placed>>,
 }
 
-/// What was answered before is answered again.
+/// Answers a job with the kept answer of its idempotency key.
 fn settle_again(mut job: Job, answer: Answer) {
     let Answer { operation, fingerprint, value, rev, changed } = answer;
     if fingerprint == job.fingerprint() {
@@ -233,7 +234,7 @@ impl Plan for Shelf {
         let state = match state {
             Ok(state) => state,
             Err(error) => {
-                // The store does not serve. Callers that come behind find out by trying.
+                // The store does not serve. The callers behind this one get the same error.
                 jobs.drain(..).for_each(|item| item.job.settle(Settled::Failed(error.clone())));
                 return None;
             }
@@ -293,16 +294,16 @@ impl Plan for Shelf {
                 job.settle(Settled::Failed(StateError::Fenced { key, reason }));
                 continue;
             }
-            // A rider may have lost the right to ride; the others go without it.
+            // If a rider's own check failed, its job is dropped, and the others are tried again.
             if came_to.boards() && job.rider.as_mut().is_some_and(|rider| rider.refused(&refusal)) {
                 continue;
             }
-            // A rev that has passed never comes back: run again, the job is refused for it.
+            // A rev never comes back: when the job runs again, its condition refuses it.
             let is_refused = matches!(job.condition, Some(Condition::AtRev(_)));
             if let Some(actual) = moved.filter(|_| !is_refused) {
                 job.tried += 1;
                 if job.tried >= job.retry.attempts {
-                    // Another process may have sent the very same.
+                    // Another process may have sent the same mutation under this key.
                     if let Some((key, _)) = &answer
                         && let Ok(Some(answer)) = self.answers.get(&self.store, key).await
                     {
@@ -336,7 +337,7 @@ impl Plan for Shelf {
         if error.kind() != ErrorKind::Invalid || !batch.changed || length <= limit {
             return fail(batch, error.into());
         }
-        // It is too large by itself, and so it comes to that: nothing was written.
+        // The state alone is too large. Nothing was written.
         *known = Some(batch.known.clone());
         for mut done in std::mem::take(&mut batch.done) {
             let error = StateError::TooLarge { key: done.job.name.to_string(), length, limit };
@@ -347,13 +348,14 @@ impl Plan for Shelf {
     }
 }
 
-/// Puts jobs back before all others. Those that have begun have seen a state that was not the last.
+/// Puts jobs back to the front of the queue. Jobs that have begun start again, because the state they have seen is out
+/// of date.
 fn put_back(again: impl DoubleEndedIterator<Item = Job>, jobs: &mut VecDeque<Item>) {
     jobs.iter_mut().for_each(|item| item.started = None);
     again.rev().for_each(|job| jobs.push_front(job.into()));
 }
 
-/// Tells the jobs of a batch that the store failed.
+/// Answers the jobs of a batch with an error of the store.
 fn fail(batch: Batch, error: StateError) {
     for mut done in batch.done {
         done.failed(&error);
@@ -362,8 +364,8 @@ fn fail(batch: Batch, error: StateError) {
 }
 
 impl Retry {
-    /// The pauses double up to a limit; a part of each, up to a half, is left to chance. After that every other attempt
-    /// follows at once: a caller that has paused is slower than those that never do, and would lose to them again.
+    /// The pauses double up to a limit; up to a half of each is random. After that every other attempt follows at once:
+    /// a caller that pauses is slower than callers that never pause, and would lose to them again.
     fn pause_after(self, tried: u32, env: &Env) -> Duration {
         let (pause, longest) = (doubled(self.pause, tried), LONGEST.max(self.pause));
         if pause > longest && tried % 2 == 1 {
@@ -379,7 +381,7 @@ mod tests {
     use crate::store::Store;
 
     #[tokio::test]
-    async fn the_queue_goes_away_when_a_container_is_idle() {
+    async fn the_queue_of_an_idle_container_is_removed() {
         let states = States::on(&Store::memory().await.unwrap()).await.unwrap();
         let calls = (0..100).map(|number| {
             let session = states.session(&format!("{}", number % 10));
@@ -392,7 +394,7 @@ mod tests {
         }
     }
 
-    /// The runtime that ran the queue ends in the middle of a mutation; the next one starts afresh.
+    /// The runtime of the queue ends in the middle of a mutation; the next mutation starts again from the beginning.
     #[test]
     fn a_queue_does_not_outlive_its_runtime() {
         let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

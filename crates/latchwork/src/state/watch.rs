@@ -1,4 +1,4 @@
-//! Following a container: every change that was committed, with what was done.
+//! Watches a container: every committed change, with the operations.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -16,11 +16,11 @@ use crate::store::{Generation, Rev, Timestamp, Watch};
 pub struct Change {
     /// The container's rev from this change on.
     pub rev: Rev,
-    /// The generation of the store; of a container in memory its rev once more.
+    /// The generation of the store. For a container in memory, its rev again.
     pub generation: Generation,
     /// When it was committed.
     pub time: Timestamp,
-    /// What was done, in order. Several if callers' changes shared a commit.
+    /// The operations, in order. There are several if changes of callers shared a commit.
     pub events: Vec<Event>,
     /// The state from then on; `None` if it was removed.
     pub state: Option<Value>,
@@ -40,8 +40,8 @@ pub(crate) enum Source {
 }
 
 impl StateWatch {
-    /// The next change. Fails if the watch fell behind what the store keeps. Of a container in memory that is gone,
-    /// `None`.
+    /// Returns the next change. Fails if the watch fell behind the history that the store keeps. Returns `None` if the
+    /// container was in memory and is gone.
     pub async fn next(&mut self) -> Result<Option<Change>> {
         let watch = match &mut self.source {
             Source::Memory(changes) => return Ok(changes.recv().await),
@@ -61,7 +61,7 @@ impl StateWatch {
     }
 }
 
-/// What a commit says of the containers it changed, in its meta.
+/// What a commit records in its meta about the containers it changed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Told {
     pub(crate) container: String,
@@ -79,7 +79,7 @@ impl Told {
         serde_json::to_vec(&Meta { state: told }).expect("events can be written as JSON")
     }
 
-    /// What is told of one container. Commits that tell nothing, a restore for one, have changed it all the same.
+    /// The events of one container. A commit without events, for example a restore, has changed it, too.
     fn decode(meta: &[u8], container: &str) -> Vec<Event> {
         let told = crate::json::parse_stored::<Meta>(meta).map(|meta| meta.state).unwrap_or_default();
         told.into_iter().find(|told| told.container == container).map(|told| told.events).unwrap_or_default()

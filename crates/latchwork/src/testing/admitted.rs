@@ -1,5 +1,5 @@
-//! Limits as commits make them, one after the other in the store's order: how many executions hold a permit is counted
-//! from their records, and held against the gates; lines are served in order.
+//! Checks the limits as commits change them, in the store's order. It counts the permits in use from the records of
+//! executions and compares them with the gates. Queues must be served in order.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use crate::workflow::admission::stored::{Gate, Gates, Kind, Partition};
 use crate::workflow::engine::EXECUTIONS;
 use crate::workflow::stored::record::{Execution, Ticket};
 
-/// What is stored of limits, and what was wrong on the way there.
+/// What the store holds about limits, and the violations found so far.
 #[derive(Default)]
 pub(crate) struct Admitted {
     limits: BTreeMap<Partition, Limit>,
@@ -22,7 +22,7 @@ pub(crate) struct Admitted {
 #[derive(Default)]
 struct Limit {
     gate: Gate,
-    /// Whether there are a gate, a bucket, and the marker of each.
+    /// Whether a gate and a bucket are stored. `is_marked` says the same of their markers.
     is_stored: [bool; 2],
     is_marked: [bool; 2],
     ended: BTreeSet<Key>,
@@ -31,7 +31,7 @@ struct Limit {
     holders: BTreeSet<ExecutionId>,
 }
 
-/// What a commit has done to the line and the holders of a limit.
+/// What one commit changes in the queue and the holders of a limit.
 #[derive(Default)]
 struct Changes {
     added: BTreeSet<(Ticket, ExecutionId)>,
@@ -40,7 +40,7 @@ struct Changes {
 }
 
 impl Admitted {
-    /// A commit has landed: its writes to executions and limits, with the names of their spaces.
+    /// Takes in a commit that landed: its writes to executions and limits, with the names of their spaces.
     pub(crate) fn landed(&mut self, writes: &[(String, Write)]) {
         let mut changes: BTreeMap<Partition, Changes> = BTreeMap::new();
         for (space, write) in writes {
@@ -120,22 +120,22 @@ impl Admitted {
         let gate = &limit.gate;
         let (ended, left) = (limit.ended.len() as u64, limit.left.len() as u64);
         if gate.held.checked_sub(ended) != Some(held) {
-            complain(format!("{held} executions hold a permit, the gate says {} and {ended} notes", gate.held));
+            complain(format!("{held} executions hold a permit, but the gate counts {} and {ended} ended", gate.held));
         }
         if gate.waiting.checked_sub(left) != Some(waiting) {
-            complain(format!("{waiting} wait, the gate says {} and {left} notes", gate.waiting));
+            complain(format!("{waiting} wait, but the gate counts {} and {left} left", gate.waiting));
         }
         for (what, kind) in [("gate", 0), ("bucket", 1)] {
             match (limit.is_stored[kind], limit.is_marked[kind]) {
                 (true, false) => complain(format!("the {what} has no marker")),
-                (false, true) => complain(format!("the marker of a {what} stayed behind")),
+                (false, true) => complain(format!("a marker is left, but no {what}")),
                 _ => {}
             }
         }
         if !changes.begun.is_empty() && held > u64::from(gate.limit) {
-            complain(format!("{:?} hold a permit, and the limit is {}", limit.holders, gate.limit));
+            complain(format!("{:?} hold a permit, but the limit is {}", limit.holders, gate.limit));
         }
-        // Those that were admitted came before all that still wait, but for those that came with this commit.
+        // An admitted execution must stand before all that still wait. Positions that this commit added do not count.
         let first = limit.line.difference(&changes.added).next();
         for (ticket, id) in changes.taken.iter().filter(|(_, id)| changes.begun.contains(id)) {
             if first.is_some_and(|(first, _)| first < ticket) {
@@ -144,11 +144,11 @@ impl Admitted {
         }
         let jumped = changes.begun.iter().find(|id| !changes.taken.iter().any(|(_, taken)| taken == *id));
         if let Some((id, first)) = jumped.zip(first) {
-            complain(format!("{id} was admitted, and {first:?} waits"));
+            complain(format!("{id} was admitted while {first:?} waits"));
         }
     }
 
-    /// Nothing runs any more.
+    /// Checks the end of a simulation, when nothing runs any more.
     pub(crate) fn settled(&mut self) {
         for (partition, limit) in &self.limits {
             if !limit.line.is_empty() && (limit.holders.len() as u64) < u64::from(limit.gate.limit) {
@@ -224,14 +224,14 @@ mod tests {
         let wrong = |commits: &[Vec<(String, Write)>]| wrong(&[&[vec![w.marker(), w.gate(0)]], commits].concat());
         assert_eq!(wrong(&[vec![w.gate(1), runs.clone()], vec![w.ended(), ends.clone()]]), [""; 0]);
         let apart = wrong(&[vec![w.gate(1)], vec![runs.clone()]]);
-        assert_eq!(apart, ["0 executions hold a permit, the gate says 1 and 0 notes"]);
+        assert_eq!(apart, ["0 executions hold a permit, but the gate counts 1 and 0 ended"]);
         let leaked = wrong(&[vec![w.gate(1), runs.clone()], vec![ends.clone()]]);
-        assert_eq!(leaked, ["0 executions hold a permit, the gate says 1 and 0 notes"]);
+        assert_eq!(leaked, ["0 executions hold a permit, but the gate counts 1 and 0 ended"]);
         let early = wrong(&[vec![w.gate(1), runs.clone()], vec![w.ended()]]);
-        assert_eq!(early, ["1 executions hold a permit, the gate says 1 and 1 notes"]);
+        assert_eq!(early, ["1 executions hold a permit, but the gate counts 1 and 1 ended"]);
         let second = vec![w.gate(2), w.execution("b", Status::Running)];
         let too_many = wrong(&[vec![w.gate(1), runs], second]);
-        assert_eq!(too_many, [r#"{"a", "b"} hold a permit, and the limit is 1"#]);
+        assert_eq!(too_many, [r#"{"a", "b"} hold a permit, but the limit is 1"#]);
     }
 
     #[tokio::test]
@@ -243,9 +243,9 @@ mod tests {
         assert_eq!(wrong(&both), [""; 0]);
         assert_eq!(wrong(&[vec![gate.clone()], vec![marker.clone()]]), ["the gate has no marker"]);
         let stays = [both[0].clone(), vec![delete(gate)]];
-        assert_eq!(wrong(&stays), ["the marker of a gate stayed behind"]);
+        assert_eq!(wrong(&stays), ["a marker is left, but no gate"]);
         assert_eq!(wrong(&[vec![bucket.clone()]]), ["the bucket has no marker"]);
         let stays = [vec![bucket.clone(), of_bucket], vec![delete(bucket)]];
-        assert_eq!(wrong(&stays), ["the marker of a bucket stayed behind"]);
+        assert_eq!(wrong(&stays), ["a marker is left, but no bucket"]);
     }
 }

@@ -1,4 +1,4 @@
-//! Locks as commits make them, one after the other in the store's order: every commit is held against the promises.
+//! Checks the locks as commits change them, in the store's order: every commit must keep the promises of locks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,11 +12,11 @@ use crate::node::session::{Lease, SESSIONS};
 use crate::record::Record;
 use crate::store::{Check, Key, Uuid, Write};
 
-/// What is stored of locks, and what was wrong on the way there.
+/// What the store holds about locks, and the violations found so far.
 #[derive(Default)]
 pub(crate) struct Audit {
     locks: BTreeMap<LockName, Audited>,
-    /// When the record of a session was written last, and how long that holds.
+    /// When the record of a session was written last, and the length of its lease.
     sessions: BTreeMap<Uuid, (Duration, Duration)>,
     pub(crate) wrong: Vec<String>,
 }
@@ -25,9 +25,9 @@ pub(crate) struct Audit {
 struct Audited {
     head: Head,
     requests: BTreeMap<u64, Request>,
-    /// The largest ticket there ever was.
+    /// The largest ticket so far.
     newest: u64,
-    /// Whether a node has noted that it left requests that could be granted.
+    /// True if a node has noted that it left requests that could be granted.
     is_noted: bool,
 }
 
@@ -41,7 +41,7 @@ impl Audited {
 }
 
 impl Audit {
-    /// A commit has landed that writes to locks: writes with the names of their spaces. Gives what it has done.
+    /// Takes in a commit that landed, with the names of the spaces it writes to. Returns the events of locks in it.
     pub(crate) fn landed(&mut self, writes: &[(String, Write)], checks: &[Check], now: Duration) -> Vec<What> {
         let (mut events, mut touched) = (Vec::new(), BTreeSet::new());
         for (_, write) in writes.iter().filter(|(space, _)| space == SESSIONS) {
@@ -57,7 +57,7 @@ impl Audit {
                     };
                     let known = &mut self.locks.entry(lock.clone()).or_default().head;
                     if head.granted < known.granted {
-                        self.wrong.push(format!("{lock}: {} was granted after {}", head.granted, known.granted));
+                        self.wrong.push(format!("{lock}: {} is granted after {}", head.granted, known.granted));
                     }
                     *known = head;
                     touched.insert(lock);
@@ -78,7 +78,7 @@ impl Audit {
                     events.push(What::Forced { lock, token, owner, was_held: granted_us.is_some() });
                 }
                 (UNFINISHED, write) => {
-                    // The other kind of note tells of an execution.
+                    // The other kind of note is about an execution.
                     let Some(lock) = Spaces::read_unfinished(write.key()) else { continue };
                     self.locks.entry(lock.clone()).or_default().is_noted = matches!(write, Write::Put(..));
                     touched.insert(lock);
@@ -92,23 +92,24 @@ impl Audit {
         events
     }
 
-    /// The newest engine runs and has nothing left to do: it has granted what other nodes left, and deleted the notes.
+    /// Checks the end of a simulation: the newest engine runs and has nothing left to do. It must have granted the
+    /// requests that other nodes left, and deleted their notes.
     pub(crate) fn settled(&mut self) {
         let noted = self.locks.iter().filter(|(_, audited)| audited.is_noted);
-        self.wrong.extend(noted.map(|(lock, _)| format!("{lock}: it is still noted as unfinished")));
+        self.wrong.extend(noted.map(|(lock, _)| format!("{lock}: the note of an unfinished release is left")));
     }
 
-    /// A request is made or granted.
+    /// Takes in a request that is made or granted.
     fn request(&mut self, key: &Key, request: Option<Request>) -> Option<What> {
         let ((lock, token), request) = read_ticket(key).zip(request)?;
         let audited = self.locks.entry(lock.clone()).or_default();
         let known = audited.requests.insert(token, request.clone());
         let mut complain = |what: &str| self.wrong.push(format!("{lock}: request {token} of {} {what}", request.owner));
         match &known {
-            None if token <= audited.newest => complain("was made after one with a larger ticket"),
-            Some(known) if known.granted_us.is_some() => complain("is granted for the second time"),
+            None if token <= audited.newest => complain("was made after a request with a larger ticket"),
+            Some(known) if known.granted_us.is_some() => complain("is granted a second time"),
             Some(known) if (&known.owner, known.permits) != (&request.owner, request.permits) => {
-                complain("is not what it was");
+                complain("has changed its owner or permits");
             }
             _ => {}
         }
@@ -117,12 +118,13 @@ impl Audit {
         if let Owner::Session(id) = &request.owner
             && !self.sessions.contains_key(id)
         {
-            complain("is granted, and the session is over");
+            complain("is granted, but its session has ended");
         }
         Some(What::Granted { lock, token, permits: request.permits, owner: request.owner })
     }
 
-    /// A session begins, is renewed or ends. Who ends that of somebody else has it checked that it was not renewed.
+    /// Takes in the begin, renewal or end of a session. A commit that ends the session of another node checks that the
+    /// session was not renewed.
     fn session(&mut self, write: &Write, checks: &[Check], now: Duration) -> Option<What> {
         let id = Uuid::from_slice(write.key().bytes()).ok()?;
         if let Write::Put(_, value) = write {
@@ -133,8 +135,10 @@ impl Audit {
         let (renewed, lease) = self.sessions.remove(&id)?;
         checks.iter().find(|check| matches!(check, Check::AtRev(key, _) if key == write.key()))?;
         if now < renewed + lease {
-            self.wrong
-                .push(format!("session {id} was ended {:?} after its renewal, its lease is {lease:?}", now - renewed));
+            self.wrong.push(format!(
+                "session {id} was ended {:?} after its renewal, but its lease is {lease:?}",
+                now - renewed
+            ));
         }
         Some(What::Expired(id))
     }
@@ -157,11 +161,11 @@ mod tests {
         let write = Write::Put(spaces().await.head(&LockName::global("m")), head.encode());
         let mut audit = Audit::default();
         audit.landed(&[(HEADS.to_string(), write)], &[], Duration::ZERO);
-        assert_eq!(audit.wrong, ["m: 0 permits are held, 1 are noted, there are 1"]);
+        assert_eq!(audit.wrong, ["m: 0 permits are held, the head counts 1 of 1"]);
     }
 
-    /// Audits commits to a mutex that is free and that execution `e` waits for. The first commit makes it so; the
-    /// steps after it put the note of an unfinished release (`true`) or delete it.
+    /// Audits commits to a mutex that is free and that execution `e` waits for. The first commit creates that state.
+    /// The steps after it put the note of an unfinished release (`true`) or delete it.
     async fn after_release(is_noted: bool, steps: &[bool]) -> Audit {
         let (spaces, lock, ticket) = (spaces().await, LockName::global("m"), 256);
         let head = Head { kind: Some(LockKind::Mutex), waiting: 1, ..Head::default() };
@@ -184,7 +188,7 @@ mod tests {
         audit
     }
 
-    const NOT_GRANTED: &str = "m: execution e could be granted 256, and is not";
+    const NOT_GRANTED: &str = "m: execution e could be granted 256, but is not";
 
     #[tokio::test]
     async fn a_request_that_could_be_granted_and_is_not_is_noticed() {
@@ -202,6 +206,6 @@ mod tests {
     async fn a_note_that_is_left_at_the_end_is_noticed() {
         let mut audit = after_release(true, &[]).await;
         audit.settled();
-        assert_eq!(audit.wrong, ["m: it is still noted as unfinished"]);
+        assert_eq!(audit.wrong, ["m: the note of an unfinished release is left"]);
     }
 }

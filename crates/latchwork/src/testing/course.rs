@@ -1,6 +1,6 @@
 //! What a run of the test kit did, in order: the bodies that ran and the commits that were made, each as one line of
 //! text. Two runs of the same code took the same path if their lines are the same. Results and times are not part of a
-//! line: a body may give another value in each run.
+//! line, because a body may return another value in each run.
 
 use std::collections::BTreeMap;
 
@@ -23,13 +23,13 @@ pub(crate) struct Course {
 }
 
 impl Course {
-    /// The body of a step begins.
+    /// Records that the body of a step begins.
     pub(crate) fn body(&self, id: &ExecutionId, step: &str) {
         self.bodies.lock().push(step.into());
         self.line(|_| format!("body of step {step:?} of execution {id:?}"));
     }
 
-    /// A commit is sent, the nth that counts.
+    /// Records that commit number `number` is sent.
     pub(crate) fn commit(&self, number: u64, commit: &Commit) {
         self.line(|spaces| format!("commit {number}: {}", told(spaces, commit)));
     }
@@ -44,7 +44,7 @@ impl Course {
         *self.lines.lock() = Some((spaces, Vec::new()));
     }
 
-    /// Ends the record, and gives its lines.
+    /// Stops recording. Returns the lines.
     pub(crate) fn end(&self) -> Vec<String> {
         self.lines.lock().take().map(|(_, lines)| lines).unwrap_or_default()
     }
@@ -56,7 +56,7 @@ impl Course {
     }
 }
 
-/// The first line in which a run that was cut off by a crash differs from the first run, as text for both.
+/// The first line in which a run that a crash cut off differs from the first run, for both runs.
 pub(crate) fn difference(first: &[String], this: &[String]) -> Option<(String, String)> {
     let place = this.iter().enumerate().position(|(place, line)| first.get(place) != Some(line))?;
     let first = first.get(place).cloned().unwrap_or_else(|| "had ended".into());

@@ -1,5 +1,5 @@
-//! Crashes of a workflow at every one of its commits. The first run has no crash: it says how many commits there are,
-//! and which path the code takes. Every other run has to take the same path up to its crash.
+//! Crashes of a workflow at every one of its commits. The first run has no crash. It shows how many commits the
+//! workflow makes, and which path the code takes. Every other run must take the same path up to its crash.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -19,56 +19,56 @@ use crate::store::disk::RealDisk;
 use crate::store::{Env, Limits, Store, VirtualClock};
 use crate::workflow::{Engine, Failure, Result, Workflow, WorkflowError};
 
-/// The id under which the execution is started, and started again if the crash left no trace of it.
+/// The id of the execution. The second life starts it again if the crash left no trace of it.
 const ID: &str = "execution";
 
-/// What became of an execution that met a crash.
+/// What happened to an execution that met a crash.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct CrashOutcome<O> {
     /// Where the crash was.
     pub crash: Crash,
-    /// What the execution came to after it.
+    /// The result of the execution after the crash.
     pub result: Result<O>,
-    /// The names of the steps whose bodies ran, in order, over both lives.
+    /// The names of the steps whose bodies ran, in order, in both lives.
     pub bodies: Vec<String>,
     engine: Engine,
 }
 
 impl<O> CrashOutcome<O> {
-    /// The engine that has recovered the execution. It still runs, and time passes while the check waits.
+    /// The engine that recovered the execution. It still runs, and time passes while the check waits.
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
 
-    /// The entities that the run has left.
+    /// The entities after the run.
     pub fn entities(&self) -> &Entities {
         self.engine.entities()
     }
 
-    /// The slots and containers that the run has left.
+    /// The slots and containers after the run.
     pub fn states(&self) -> &States {
         self.engine.states()
     }
 
-    /// The store that the run has left.
+    /// The store after the run.
     pub fn store(&self) -> &Store {
         self.engine.store()
     }
 }
 
 /// Runs a workflow once for each of its commits with a crash right before it, and once with a crash right after it.
-/// Each time a new engine recovers, and the check is given what the execution came to. Gives the number of crashes.
+/// Each time a new engine recovers the execution, and the check gets the outcome. Returns the number of crashes.
 ///
-/// The first argument makes the workflow. It is called once for each run, so a fake that it makes begins each run as
-/// new and is not affected by the crash, like a service outside of the process. Use a current-thread runtime, as
-/// `#[tokio::test]` makes it: then all runs take the same path.
+/// The first argument makes the workflow. It is called once for each run, so a fake that it makes is new in each run.
+/// The crash does not affect the fake, as it would not affect a service outside of the process. Use a current-thread
+/// runtime, as `#[tokio::test]` makes it: then all runs take the same path.
 ///
 /// # Panics
 ///
 /// If a run takes another path than the first run, which has no crash: other operations, or another number of commits.
-/// Fewer crashes would be tried than the code has. The cause is state that runs share, or a decision by something that
-/// is not recorded. [`Crashes::any_path`] allows it.
+/// In that case the runs would not crash at every commit of the code. The cause is state that runs share, or a decision
+/// that depends on something that is not recorded. [`Crashes::any_path`] allows it.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -113,7 +113,7 @@ where
     Crashes::of(workflow, input).run(check).await
 }
 
-/// Like [`crash_everywhere`], for a workflow that others talk to, that starts others, or that needs data or mocks.
+/// Like [`crash_everywhere`], for a workflow that gets messages, starts other workflows, or needs data or mocks.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -155,7 +155,7 @@ pub struct Crashes<'a, I, O> {
     allows_any_path: bool,
 }
 
-/// What is done with an engine from outside.
+/// What a test does with an engine from outside of the workflow.
 type Scene<'a> = Box<dyn Fn(Engine) -> Pin<Box<dyn Future<Output = ()> + 'a>> + 'a>;
 
 fn nothing<'a>() -> Scene<'a> {
@@ -183,8 +183,8 @@ where
         self
     }
 
-    /// Has this run in place of the body of every step of that name. It is given the number of the attempt, from 1, and
-    /// should decide by that alone: all runs share it.
+    /// Runs this in place of the body of every step of that name. It gets the number of the attempt, from 1. Its result
+    /// must depend on that number only, because all runs share it.
     pub fn mock<T: Serialize>(
         mut self,
         step: &str,
@@ -195,8 +195,8 @@ where
         self
     }
 
-    /// What is done once in each run before the execution is started: entities and slots that it needs, for example.
-    /// There is no crash meanwhile.
+    /// Runs once in each run before the execution is started, for example to add entities and slots that it needs. No
+    /// crash happens during it.
     pub fn set_up<F>(mut self, set_up: impl Fn(Engine) -> F + 'a) -> Crashes<'a, I, O>
     where
         F: Future<Output = ()> + 'a,
@@ -205,7 +205,7 @@ where
         self
     }
 
-    /// What callers do beside the execution, from the start of each life. It is done in both lives of a run, so
+    /// What callers do while the execution runs, from the start of each life. It is done in both lives of a run, so
     /// messages need ids.
     pub fn outside<F>(mut self, outside: impl Fn(Engine) -> F + 'a) -> Crashes<'a, I, O>
     where
@@ -216,13 +216,13 @@ where
     }
 
     /// Allows runs to take different paths: for bodies that do real I/O, or on a runtime of several threads. Runs then
-    /// go on until one of them ends before its crash, and how many crashes are tried may differ.
+    /// continue until one of them ends before its crash, and the number of crashes may differ.
     pub fn any_path(mut self) -> Crashes<'a, I, O> {
         self.allows_any_path = true;
         self
     }
 
-    /// Crashes at every commit, and gives each outcome to the check. Gives the number of crashes.
+    /// Crashes at every commit, and passes each outcome to the check. Returns the number of crashes.
     ///
     /// # Panics
     ///
@@ -250,9 +250,9 @@ where
         crashes
     }
 
-    /// A new run: a store of its own, and everything that is made once for each run.
+    /// A new run with its own store. Everything that is made once for each run is made here.
     fn fresh(&mut self) -> OneRun<I, O> {
-        // The same seed for all: then runs differ by their crashes alone.
+        // All runs use the same seed, so that they differ only by their crashes.
         let (env, clock) = Env::seeded(1);
         let memory = Arc::new(MemoryBackend::new(env.clone()));
         let workflow = (self.workflow)();
@@ -302,7 +302,7 @@ where
 {
     /// The first life, up to its crash or to the end of the execution.
     async fn live_through(&self, plan: &Crashes<'_, I, O>, crash: Option<Crash>) -> Lived {
-        // Tasks of the run before may still have a turn to take: they would move the turns of this one.
+        // Tasks of the previous run may still have turns left, which would change the order of turns in this run.
         for _ in 0..TURNS {
             tokio::task::yield_now().await;
         }
@@ -338,7 +338,7 @@ where
         CrashOutcome { crash, result, bodies: self.course.bodies(), engine }
     }
 
-    /// That lists agree with the executions themselves, whatever was the last commit.
+    /// Checks that lists agree with the records of executions, wherever the crash was.
     async fn check_lists(&self, life: &Arc<Life<CrashAt>>, crash: Crash) {
         let store = Store::with_backend(life.clone(), self.env.clone(), Limits::default(), Arc::new(RealDisk)).await;
         let store = store.expect("a store in memory can be opened");
@@ -346,17 +346,17 @@ where
         assert!(differences.is_empty(), "{crash}: {}", differences.join("\n"));
     }
 
-    /// One life: the execution is started, or joined if an earlier life has started it, and callers do what they do.
+    /// One life: it starts the execution, or joins it if an earlier life has started it, and runs the callers.
     async fn live(&self, plan: &Crashes<'_, I, O>, life: &Arc<Life<CrashAt>>) -> Result<(Engine, Result<O>)> {
         let engine = engine(life, &self.env, &self.prepare, &self.course).await?;
-        // The commits that an engine makes when it starts are not the workflow's.
+        // The commits that an engine makes when it starts do not belong to the workflow.
         let spaces = engine.store().spaces().await?;
         life.begin(spaces.into_iter().map(|space| (space.id(), space.name().to_string())).collect());
         let start = async {
             let handle = engine.start(&self.workflow, plan.input.clone()).id(ID).or_join().await?;
             let mut outside = Some((plan.outside)(engine.clone()));
             let mut ended = pin!(outcome(&engine, &handle));
-            // After a crash no answer comes any more.
+            // After a crash no answer arrives.
             std::future::poll_fn(|context| {
                 if let Some(others) = &mut outside
                     && others.as_mut().poll(context).is_ready()

@@ -1,5 +1,5 @@
-//! A store in memory with a gate in front: the gate decides about every call, so it can crash at a commit, lose
-//! answers or not answer at all. What was committed is there for the next life.
+//! A store in memory with a gate in front. The gate decides about every call, so it can crash at a commit, lose answers
+//! or not answer at all. The next life finds what was committed.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,21 +12,21 @@ use crate::store::backend::{
 };
 use crate::store::{Commit, Generation, Key, Outcome, Range, Result, SpaceId, StoreError, Timestamp, Version};
 
-/// On which side of a commit the crash is.
+/// The side of a commit on which the crash is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Side {
     /// The commit is lost.
     Before,
-    /// The commit is there, and no caller was told.
+    /// The commit is stored, but no caller got the answer.
     After,
 }
 
 /// A crash at a commit, counted from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Crash {
-    /// Which commit.
+    /// The number of the commit.
     pub commit: u64,
-    /// On which side of it.
+    /// The side of the commit.
     pub side: Side,
 }
 
@@ -40,16 +40,16 @@ impl fmt::Display for Crash {
     }
 }
 
-/// What stands between an engine and the memory.
+/// Stands between an engine and the memory.
 pub(crate) trait Gate: Send + Sync + 'static {
     /// Lets a read through, or not.
     fn pass(&self) -> Answer<'_, ()>;
 
-    /// Makes of a commit what it likes.
+    /// Decides what happens to a commit.
     fn commit<'a>(&'a self, memory: &'a Arc<MemoryBackend>, commit: Commit) -> Answer<'a, Outcome>;
 }
 
-/// A life of a store in memory: it ends when its gate says so, and what was committed is there for the next life.
+/// A life of a store in memory. It ends when its gate says so, and the next life finds what was committed.
 pub(crate) struct Life<G> {
     memory: Arc<MemoryBackend>,
     pub(crate) gate: G,
@@ -60,7 +60,7 @@ impl<G: Gate> Life<G> {
         Life { memory, gate }
     }
 
-    /// Reads from the memory, once the gate lets that through.
+    /// Reads from the memory, once the gate lets the read through.
     fn read<'a, T>(&'a self, read: impl FnOnce(&'a MemoryBackend) -> Answer<'a, T> + Send + 'a) -> Answer<'a, T> {
         Box::pin(async move {
             self.gate.pass().await?;
@@ -69,7 +69,7 @@ impl<G: Gate> Life<G> {
     }
 }
 
-/// Crashes at one commit. Commits count from the moment at which it is told to begin.
+/// Crashes at one commit. Commits count from the call of `begin`.
 pub(crate) struct CrashAt {
     crash: Option<Crash>,
     counts: AtomicBool,
@@ -79,13 +79,13 @@ pub(crate) struct CrashAt {
 }
 
 impl Life<CrashAt> {
-    /// A life without a record of its course.
+    /// A life whose commits are not recorded.
     pub(crate) fn new(memory: Arc<MemoryBackend>, crash: Option<Crash>) -> Life<CrashAt> {
         let (counts, commits, crashed) = Default::default();
         Life::through(memory, CrashAt { crash, counts, commits, crashed, course: None })
     }
 
-    /// A life whose commits are written down.
+    /// A life whose commits are recorded in `course`.
     pub(crate) fn recorded(memory: Arc<MemoryBackend>, crash: Option<Crash>, course: &Arc<Course>) -> Life<CrashAt> {
         let mut life = Life::new(memory, crash);
         life.gate.course = Some(course.clone());
@@ -104,7 +104,7 @@ impl Life<CrashAt> {
         self.gate.crashed.load(Ordering::SeqCst)
     }
 
-    /// How many commits have counted so far.
+    /// The number of commits that have counted so far.
     pub(crate) fn commits(&self) -> u64 {
         self.gate.commits.load(Ordering::SeqCst)
     }

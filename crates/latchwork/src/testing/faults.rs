@@ -1,5 +1,5 @@
-//! Faults from a seed, and the world they happen in. Each fault stands for something that happens to real processes;
-//! how often each of them strikes is drawn for every seed, so that some seeds are all crashes and others all waiting.
+//! Faults from a seed, and the world they happen in. Each fault stands for something that happens to real processes.
+//! How often each fault happens is drawn for every seed, so some seeds have mostly crashes and others mostly delays.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,28 +20,27 @@ use crate::workflow::admission::stored::{ADMISSION, GATES};
 use crate::workflow::engine::{EXECUTIONS, REMOVALS};
 use crate::workflow::stored::record::Removal;
 
-/// Which faults a simulation may meet. All of them, unless something is taken out.
+/// The faults that a simulation may meet. All are on by default.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Faults {
-    /// How many lives may end with one of the faults that end lives. The one after them meets no fault at all, so that
-    /// everything can come to its end.
+    /// How many lives may end by a fault. The life after them meets no fault at all, so that everything can end.
     pub lives: u32,
-    /// The process dies right before or right after a commit: power loss, `kill -9`, a panic that aborts. What it had
-    /// sent may still land, later.
+    /// The process dies right before or right after a commit: power loss, `kill -9`, a panic that aborts. A commit that
+    /// it has sent may still land later.
     pub crashes: bool,
     /// The engine is stopped at some moment, between commits or during one, as by a deploy.
     pub restarts: bool,
-    /// The process gets no answer for a while, right before or right after a commit, and another one takes its place: a
-    /// machine that sleeps, a network that is cut. When it goes on, it finds itself no longer the owner. Or two engines
-    /// run at once because somebody started a second one too early.
+    /// The process gets no answer for a while, right before or right after a commit, and another process takes its
+    /// place: a machine that sleeps, a network that is cut. When the process continues, it is no longer the owner. Or
+    /// two engines run at once because an operator started the second one too early.
     pub pauses: bool,
-    /// The answer to a commit is lost, and sometimes the commit with it: a connection that breaks.
+    /// The answer to a commit is lost, and sometimes the commit, too: a connection that breaks.
     pub lost_answers: bool,
-    /// A commit lands late, or its answer comes late: a disk or a network under load. Others overtake it, deadlines
-    /// pass meanwhile, and whoever waited may be gone. So it is with reads.
+    /// A commit lands late, or its answer arrives late: a disk or a network under load. Other commits overtake it,
+    /// deadlines pass, and the caller may no longer wait. Reads can be slow, too.
     pub slow: bool,
-    /// The time of day jumps, far ahead or a little back: an operator, NTP, a machine that woke up.
+    /// The time of day jumps, far forward or a little back: an operator, NTP, a machine that slept.
     pub clock_jumps: bool,
 }
 
@@ -62,7 +61,7 @@ impl Faults {
     }
 }
 
-/// Chances in a thousand commits.
+/// How many of a thousand commits meet each fault, on average.
 struct Odds {
     lost: u64,
     slow: u64,
@@ -77,7 +76,8 @@ pub(crate) struct World {
     pub(crate) trace: Trace,
     faults: Faults,
     odds: Odds,
-    /// Decides about faults. It is not the environment's, so that code which draws a number more meets the same ones.
+    /// Decides about faults. It is separate from `env`, so code that draws one more number from `env` meets the same
+    /// faults.
     chance: Env,
     /// The names of spaces.
     pub(crate) spaces: Mutex<BTreeMap<SpaceId, String>>,
@@ -103,12 +103,12 @@ impl World {
         World { env, clock, memory, trace, faults, odds, chance, spaces, owners, audit, admitted }
     }
 
-    /// Whether a life owns the executions.
+    /// True if this life owns the executions.
     pub(crate) fn is_owner(&self, life: u32) -> bool {
         self.owners.lock().last() == Some(&life)
     }
 
-    /// Whether a life has owned the executions and does not any more.
+    /// True if this life has owned the executions and no longer does.
     pub(crate) fn is_fenced(&self, life: u32) -> bool {
         let owners = self.owners.lock();
         owners.contains(&life) && owners.last() != Some(&life)
@@ -127,13 +127,13 @@ impl World {
         per_mille > 0 && self.below(1000) < per_mille
     }
 
-    /// Something between `unit` and `unit << doublings`, short times as often as long ones.
+    /// A time between `unit` and `unit << doublings`. Short times are as likely as long ones.
     pub(crate) fn duration(&self, unit: Duration, doublings: u64) -> Duration {
         let length = unit.saturating_mul(1 << self.below(doublings));
         length + Duration::from_micros(self.below(length.as_micros() as u64))
     }
 
-    /// How many lives are to end by a fault.
+    /// How many lives end by a fault.
     pub(crate) fn lives(&self) -> u32 {
         self.below(u64::from(self.faults.lives) + 1) as u32
     }
@@ -147,7 +147,7 @@ impl World {
         self.note(life, What::Jump(by));
     }
 
-    /// Commits, and writes down what became of it.
+    /// Commits, and records the outcome in the trace.
     async fn land(&self, life: u32, commit: Commit) -> Result<Outcome> {
         let (mut writes, mut ended, mut owns) = (BTreeMap::<String, u32>::new(), None, false);
         let (mut locks, mut limits, checks) = (Vec::new(), Vec::new(), commit.checks().to_vec());
@@ -194,25 +194,25 @@ impl World {
     }
 }
 
-/// How a life is to end, unless everything comes to its end before.
+/// How a life ends, unless everything has ended before.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Fate {
     None,
     Crash(u64, Side),
     Pause(u64, Side),
-    /// At the end of a commit, or so long after it.
+    /// After a commit, and this much later.
     Stop(u64, Duration),
     Supersede(u64, Duration),
 }
 
-/// What the one who runs the lives has to do.
+/// What the code that runs the lives must do.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Signal {
     /// The process is gone.
     Gone,
-    /// The engine is to be stopped.
+    /// Stop the engine.
     Stop,
-    /// Another engine is to be started beside it.
+    /// Start another engine beside it.
     Supersede,
 }
 
@@ -223,7 +223,7 @@ enum Phase {
     Dead,
 }
 
-/// Stands before the memory in one life.
+/// Stands between the memory and the engine of one life.
 pub(crate) struct Seeded {
     world: Arc<World>,
     life: u32,
@@ -231,7 +231,7 @@ pub(crate) struct Seeded {
     is_calm: bool,
     commits: Mutex<u64>,
     phase: Arc<Mutex<Phase>>,
-    /// Wakes in the order in which they began to wait, so that a run is the same every time.
+    /// Wakes waiters in the order in which they began to wait, so that each run of a seed is the same.
     woke: Arc<Notify>,
     signal: Arc<Mutex<Option<Signal>>>,
 }
@@ -240,7 +240,7 @@ impl Seeded {
     pub(crate) fn new(world: &Arc<World>, life: u32, is_calm: bool) -> Seeded {
         let faults = &world.faults;
         let side = if world.below(2) == 0 { Side::Before } else { Side::After };
-        // The first commits of a life are the engine's own: it may die while it starts.
+        // The first commits of a life belong to the start of the engine, so it may die while it starts.
         let (commit, later) =
             (1 + world.below(1 << (2 + world.below(5))), world.duration(Duration::from_millis(1), 16));
         let mut fates = Vec::new();
@@ -262,30 +262,30 @@ impl Seeded {
         Seeded { world: world.clone(), life, fate, is_calm, commits, phase, woke, signal }
     }
 
-    /// What is to be done now, once.
+    /// Returns what must be done now, and clears it.
     pub(crate) fn take_signal(&self) -> Option<Signal> {
         self.signal.lock().take()
     }
 
-    /// Whether the process stands still.
+    /// True if the process is paused.
     pub(crate) fn is_frozen(&self) -> bool {
         *self.phase.lock() == Phase::Frozen
     }
 
-    /// Ends this life: nobody gets an answer any more.
+    /// Ends this life: no call gets an answer any more.
     pub(crate) fn die(&self) {
         *self.phase.lock() = Phase::Dead;
         *self.signal.lock() = Some(Signal::Gone);
     }
 
-    /// Returns when the process runs. In one that is gone, nothing returns.
+    /// Returns when the process runs. It never returns in a dead process.
     async fn alive(&self) {
         while *self.phase.lock() != Phase::Alive {
             self.woke.notified().await;
         }
     }
 
-    /// Whatever is to happen at this side of this commit.
+    /// Does what the fate of this life says for this side of this commit.
     async fn meet(&self, number: u64, here: Side) {
         match self.fate {
             Fate::Crash(commit, side) if (commit, side) == (number, here) => {
@@ -304,7 +304,7 @@ impl Seeded {
         self.alive().await;
     }
 
-    /// Stands still for a while. Whether the next owner is there before that is over is left to chance.
+    /// Pauses the process for a while. The next owner may or may not start before the pause ends.
     fn freeze(&self, side: Side) {
         let length = self.world.duration(Duration::from_millis(10), 20);
         self.world.note(self.life, What::Pause(side, length));
@@ -327,7 +327,7 @@ impl Seeded {
         });
     }
 
-    /// Lets a commit through by whatever way chance has for it.
+    /// Lets a commit through, with the faults that are drawn for it.
     async fn travel(&self, commit: Commit) -> Result<Outcome> {
         let (world, life) = (&self.world, self.life);
         if self.is_calm {
@@ -351,14 +351,14 @@ impl Seeded {
         }
         world.note(life, What::Slow(delay));
         let arrives_late = world.below(2) == 0;
-        // Whoever takes the shards does so without a check: if that could land after the next one has taken them, it
-        // would be an engine's start all over, of a process that is not there.
+        // A commit that takes the shards has no check. If it landed after the next engine had taken them, a process
+        // that no longer exists would become the owner.
         if !arrives_late || commit.checks().is_empty() {
             let outcome = world.land(life, commit).await;
             world.env.sleep(delay).await;
             return outcome;
         }
-        // On its way by itself: it arrives also if nobody waits for the answer any more.
+        // The commit is a task of its own, so it lands even if no caller waits for the answer.
         let arriving = world.clone();
         let arrived = tokio::spawn(async move {
             arriving.env.sleep(delay).await;

@@ -1,5 +1,5 @@
-//! That lists, timers and families agree with the records of executions: each follows from them, so all of it can be
-//! computed again and compared with what a store holds.
+//! Checks that lists, timers and families agree with the records of executions. All of them follow from the records, so
+//! they can be computed again and compared with what a store holds.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use crate::workflow::stored::listed::{LISTED, Lists, RUNNING};
 use crate::workflow::stored::record::{Execution, fetch_execution};
 use crate::workflow::{ExecutionId, Result};
 
-/// Everything in which lists and records differ.
+/// All differences between lists and records.
 pub(crate) async fn differences(store: &Store) -> Result<Vec<String>> {
     let spaces = store.spaces().await?;
     let space = |name: &str| spaces.iter().find(|space| space.name() == name).cloned();
@@ -52,7 +52,7 @@ pub(crate) async fn differences(store: &Store) -> Result<Vec<String>> {
     Ok(differences)
 }
 
-/// Open reviews that cannot be: decided ones, and those that no execution waits for.
+/// Reviews that are listed as open but must not be: decided ones, and those that no execution waits for.
 async fn open_reviews(store: &Store, view: &View) -> Result<Vec<String>> {
     let mut wrong = Vec::new();
     let Some(spaces) = Spaces::find(store).await? else { return Ok(wrong) };
@@ -83,6 +83,6 @@ async fn compared(
     let found = view.scan(&range, Order::Ascending, usize::MAX).await?;
     let found: BTreeSet<Key> = found.into_iter().map(|(key, _)| key).filter(|key| counts(key)).collect();
     let told = |key: &Key, wrong: &str| format!("{what}: {:?} should {wrong}", String::from_utf8_lossy(key.bytes()));
-    let missing = expected.difference(&found).map(|key| told(key, "be there"));
-    Ok(missing.chain(found.difference(expected).map(|key| told(key, "not be there"))).collect())
+    let missing = expected.difference(&found).map(|key| told(key, "exist"));
+    Ok(missing.chain(found.difference(expected).map(|key| told(key, "not exist"))).collect())
 }

@@ -1,5 +1,5 @@
-//! That what is stored of locks agrees: heads, requests and their owners. All of it follows from the requests, so it
-//! can be computed again and compared.
+//! Checks that the records of locks agree: heads, requests and their owners. Heads and owners follow from the requests,
+//! so they can be computed again and compared.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use crate::store::{Order, Space, Store, StoreError, View};
 use crate::workflow::engine::EXECUTIONS;
 use crate::workflow::stored::record::Execution;
 
-/// Everything in which records of locks contradict each other or a promise.
+/// All places where records of locks contradict each other or break a promise.
 pub(crate) async fn differences(store: &Store) -> Result<Vec<String>, StoreError> {
     let spaces = store.spaces().await?;
     let space = |name: &str| spaces.iter().find(|space| space.name() == name).cloned();
@@ -38,7 +38,7 @@ pub(crate) async fn differences(store: &Store) -> Result<Vec<String>, StoreError
                 let key = Spaces::owned_key(&owned, &request.owner, lock, name);
                 let found = view.get(&key).await?.map(|item| Ticket::decode(&item.value));
                 if found != Some(Ok(Ticket(*ticket))) {
-                    wrong.push(format!("{} does not know of its request {ticket} for {lock}", request.owner));
+                    wrong.push(format!("{} has no record of its request {ticket} for {lock}", request.owner));
                 }
             }
             wrong.extend(dead(&view, &executions, lock, *ticket, request).await?);
@@ -46,7 +46,7 @@ pub(crate) async fn differences(store: &Store) -> Result<Vec<String>, StoreError
     }
     let owns = view.scan(&owned.all(), Order::Ascending, usize::MAX).await?.len();
     if owns != count {
-        wrong.push(format!("{owns} requests are known to their owners, and there are {count}"));
+        wrong.push(format!("owners have records of {owns} requests, but {count} requests exist"));
     }
     let notes = view.scan(&unfinished.all(), Order::Ascending, usize::MAX).await?;
     let noted: BTreeSet<LockName> = notes.iter().filter_map(|(key, _)| Spaces::read_unfinished(key)).collect();
@@ -60,12 +60,12 @@ pub(crate) async fn differences(store: &Store) -> Result<Vec<String>, StoreError
             _ => wrong.push(format!("lock {key} cannot be read")),
         }
     }
-    wrong.extend(by_lock.into_keys().map(|lock| format!("there are requests for {lock}, and it is not there")));
+    wrong.extend(by_lock.into_keys().map(|lock| format!("{lock} has requests, but no head")));
     Ok(wrong)
 }
 
-/// An execution that has ended holds nothing. A session that has ended may: it is found to be over first, and then
-/// frees what it has.
+/// A request whose owner has ended. An execution that has ended must hold nothing. A session that has ended may still
+/// hold locks: it is ended first, and its locks are released after that.
 async fn dead(
     view: &View,
     executions: &Space,
@@ -77,38 +77,38 @@ async fn dead(
     let item = view.get(&executions.key(id.as_bytes())).await?;
     let execution = item.and_then(|item| Execution::decode(&item.value).ok());
     let is_alive = execution.is_some_and(|execution| !execution.status.is_terminal() && execution.has_locks);
-    Ok((!is_alive).then(|| format!("{} is no more, and has request {ticket} for {lock}", request.owner)))
+    Ok((!is_alive).then(|| format!("{} has ended, but still has request {ticket} for {lock}", request.owner)))
 }
 
-/// Where the head of a lock and its requests contradict each other.
+/// Returns where the head of a lock and its requests contradict each other.
 pub(super) fn contradictions(lock: &LockName, head: &Head, requests: &[(u64, Request)]) -> Vec<String> {
     let mut wrong = Vec::new();
     let (used, capacity) = permits(head, requests);
     if used != u64::from(head.used) || used > capacity {
-        wrong.push(format!("{lock}: {used} permits are held, {} are noted, there are {capacity}", head.used));
+        wrong.push(format!("{lock}: {used} permits are held, the head counts {} of {capacity}", head.used));
     }
     let waiting = requests.iter().filter(|(_, request)| request.granted_us.is_none()).count();
     if waiting as u64 != head.waiting {
-        wrong.push(format!("{lock}: {waiting} wait, {} are noted", head.waiting));
+        wrong.push(format!("{lock}: {waiting} wait, the head counts {}", head.waiting));
     }
     let is_inverted =
         requests.iter().any(|(ticket, request)| request.granted_us.is_some() != (*ticket <= head.granted));
     if is_inverted {
-        wrong.push(format!("{lock}: somebody has been overtaken, {requests:?} at {}", head.granted));
+        wrong.push(format!("{lock}: a request was overtaken, {requests:?} at {}", head.granted));
     }
     wrong
 }
 
-/// The complaint that the first waiting request fits and is not granted. A lock that is noted as unfinished may be left
-/// in that state: the node that reads the note grants the request.
+/// Returns a complaint if the first waiting request fits and is not granted. A lock with the note of an unfinished
+/// release may be left in that state: the node that reads the note grants the request.
 pub(super) fn grantable(lock: &LockName, head: &Head, requests: &[(u64, Request)]) -> Option<String> {
     let (used, capacity) = permits(head, requests);
     let (ticket, request) = requests.iter().find(|(_, request)| request.granted_us.is_none())?;
     let fits = used + u64::from(request.permits) <= capacity;
-    fits.then(|| format!("{lock}: {} could be granted {ticket}, and is not", request.owner))
+    fits.then(|| format!("{lock}: {} could be granted {ticket}, but is not", request.owner))
 }
 
-/// How many permits are granted, and how many there are.
+/// The number of permits that are granted, and the number that the lock has.
 fn permits(head: &Head, requests: &[(u64, Request)]) -> (u64, u64) {
     let granted = requests.iter().filter(|(_, request)| request.granted_us.is_some());
     let used = granted.map(|(_, request)| u64::from(request.permits)).sum();

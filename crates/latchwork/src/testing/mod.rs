@@ -63,10 +63,10 @@ pub use trace::{Event, What};
 use course::Course;
 use fault::{CrashAt, Life};
 
-/// How many turns all other tasks get before time goes on.
+/// How many turns all other tasks get before time advances.
 const TURNS: usize = 64;
 
-/// An engine in memory. Its time jumps to the next timer whenever no task has anything else to do.
+/// An engine in memory. Its time jumps to the next timer as soon as no task has anything else to do.
 pub struct TestEngine {
     engine: Engine,
     clock: Arc<VirtualClock>,
@@ -75,14 +75,14 @@ pub struct TestEngine {
     time: Arc<Driven>,
 }
 
-/// A test engine that is about to start.
+/// A test engine before its start.
 #[must_use = "an engine does nothing until it is started"]
 pub struct TestEngineBuilder {
     seed: u64,
     set_up: Vec<Prepare>,
 }
 
-/// Adds a workflow or a mock to the builder of an engine. Each life of a test starts an engine of its own.
+/// Adds a workflow or a mock to the builder of an engine. Each life of a test starts its own engine.
 type Prepare = Box<dyn Fn(EngineBuilder) -> EngineBuilder + Send + Sync>;
 
 fn registering<I: 'static, O: 'static>(workflow: Workflow<I, O>) -> Prepare {
@@ -100,13 +100,13 @@ fn as_mock<T: Serialize>(mock: impl Fn(u32) -> std::result::Result<T, Failure> +
 }
 
 impl TestEngineBuilder {
-    /// Makes a workflow known.
+    /// Registers a workflow.
     pub fn register<I: 'static, O: 'static>(mut self, workflow: &Workflow<I, O>) -> TestEngineBuilder {
         self.set_up.push(registering(workflow.clone()));
         self
     }
 
-    /// Has this run in place of the body of every step of that name. It is given the number of the attempt, from 1.
+    /// Runs this in place of the body of every step of that name. It gets the number of the attempt, from 1.
     pub fn mock<T: Serialize>(
         mut self,
         step: &str,
@@ -131,17 +131,17 @@ impl TestEngineBuilder {
 }
 
 impl TestEngine {
-    /// An engine on which more can be said than a workflow. The seed decides about all chance.
+    /// Builds an engine with several workflows or with mocks. All random decisions follow from the seed.
     pub fn build(seed: u64) -> TestEngineBuilder {
         TestEngineBuilder { seed, set_up: Vec::new() }
     }
 
-    /// An engine with one workflow. The seed decides about all chance.
+    /// An engine with one workflow. All random decisions follow from the seed.
     pub async fn new<I: 'static, O: 'static>(workflow: &Workflow<I, O>, seed: u64) -> Result<TestEngine> {
         TestEngine::build(seed).register(workflow).start().await
     }
 
-    /// What happened to an execution so far, to be compared with what should have.
+    /// The recorded history of an execution so far, to compare it with what you expect.
     pub async fn history(&self, id: impl Into<ExecutionId>) -> Result<History> {
         self.engine.history(id).await
     }
@@ -151,13 +151,13 @@ impl TestEngine {
         &self.engine
     }
 
-    /// The environment, for the time.
+    /// The environment, which has the time.
     pub fn env(&self) -> &Env {
         &self.env
     }
 
-    /// Sets the time of day, forwards or backwards, as an operator or NTP would. The engine is not told: it sees some
-    /// time later what is due by then.
+    /// Sets the time of day, forwards or backwards, as an operator or NTP would. The engine is not notified: it finds
+    /// some time later what is due by then.
     pub fn set_time(&self, now: Timestamp) {
         self.clock.jump_to(now);
     }
@@ -167,15 +167,15 @@ impl TestEngine {
         self.course.bodies()
     }
 
-    /// Waits for something while time passes by itself. Outside of it time stands still: a caller that waits there for
-    /// an execution panics after ten seconds by the machine's clock.
+    /// Runs a future while time passes by itself. Outside of this call time stands still: a caller that waits there for
+    /// an execution panics after ten seconds of real time.
     pub async fn run<T>(&self, future: impl Future<Output = T>) -> T {
         let _driving = self.time.begin();
         while_time_passes(&self.clock, &self.env, future).await
     }
 
-    /// Starts an execution and waits for what it comes to, while time passes by itself. If it is parked, that is an
-    /// error: there is no operator.
+    /// Starts an execution and waits for its result, while time passes by itself. A parked execution is an error,
+    /// because a test has no operator.
     pub async fn complete<I, O>(&self, workflow: &Workflow<I, O>, input: I) -> Result<O>
     where
         I: Serialize + Send + 'static,
@@ -197,7 +197,7 @@ async fn engine(life: &Arc<Life<CrashAt>>, env: &Env, set_up: &[Prepare], course
     set_up.iter().fold(builder, |builder, set_up| set_up(builder)).start().await
 }
 
-/// What an execution comes to, which may be that it is parked.
+/// The result of an execution. A parked execution is an error.
 async fn outcome<O: DeserializeOwned>(engine: &Engine, handle: &Handle<O>) -> Result<O> {
     let parked = async {
         loop {
@@ -213,7 +213,7 @@ async fn outcome<O: DeserializeOwned>(engine: &Engine, handle: &Handle<O>) -> Re
     select(pin!(handle.result()), pin!(parked)).await.factor_first().0
 }
 
-/// Polls a future. Whenever it and all other tasks have had their turns, time goes on to the next sleeper.
+/// Polls a future. Each time it and all other tasks have had their turns, time advances to the next timer.
 async fn while_time_passes<T>(clock: &VirtualClock, env: &Env, future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
     let mut turns = 0;

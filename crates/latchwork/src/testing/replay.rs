@@ -1,4 +1,4 @@
-//! Checks code against what executions of it have recorded.
+//! Checks code against the recorded histories of its executions.
 
 use std::sync::Arc;
 
@@ -8,28 +8,29 @@ use crate::store::{Commit, Env, Limits, Rev, Store, Timestamp};
 use crate::workflow::journal::place::Path;
 use crate::workflow::run::driver::{Ended, live};
 use crate::workflow::run::{Run, Stop};
-use crate::workflow::stored::record::{Entry, EntryState, Execution, FailedAttempt, failure_text, journal_key};
+use crate::workflow::stored::keys::journal_key;
+use crate::workflow::stored::record::{Entry, EntryState, Execution, FailedAttempt, failure_text};
 use crate::workflow::{
     Ctx, Engine, ExecutionState, History, Operation, OperationState, Result, Workflow, WorkflowError,
 };
 
-/// Why code does not fit what an execution has recorded.
+/// Why code does not fit the recorded history of an execution.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("execution {id:?} would be parked: {reason}")]
 #[non_exhaustive]
 pub struct Mismatch {
     /// The execution's id.
     pub id: String,
-    /// Both sides, named.
+    /// The reason, which names what the code does and what is recorded.
     pub reason: String,
 }
 
-/// Runs a workflow's code on a recorded history, up to where that ends, without running the body of any step. Fails
-/// where an engine would park the execution, or if the code comes to another end than was recorded.
+/// Runs a workflow's code on a recorded history, up to its end, without running the body of any step. Fails where an
+/// engine would park the execution, or if the code returns another result than the recorded one.
 pub async fn replay<I, O>(history: &History, workflow: &Workflow<I, O>) -> std::result::Result<(), Mismatch> {
     let mismatch = |reason: String| Err(Mismatch { id: history.id.clone(), reason });
     if history.workflow != workflow.name() {
-        return mismatch(format!("it is one of workflow {:?}, not of {:?}", history.workflow, workflow.name()));
+        return mismatch(format!("its workflow is {:?}, not {:?}", history.workflow, workflow.name()));
     }
     match ended(history, workflow).await {
         Ok(reason) => reason.map_or(Ok(()), mismatch),
@@ -37,7 +38,7 @@ pub async fn replay<I, O>(history: &History, workflow: &Workflow<I, O>) -> std::
     }
 }
 
-/// What is wrong, if anything is.
+/// Returns what is wrong, if anything is.
 async fn ended<I, O>(history: &History, workflow: &Workflow<I, O>) -> Result<Option<String>> {
     let (env, _) = Env::seeded(0);
     let store = Store::memory_with(env, Limits::default()).await?;
@@ -71,12 +72,12 @@ async fn ended<I, O>(history: &History, workflow: &Workflow<I, O>) -> Result<Opt
     Ok(match (came_to, run.stop()) {
         (None, Some(Stop::Parked(reason))) => Some(reason),
         (None, _) => match &history.state {
-            ExecutionState::Completed(_) => Some("the code goes on where the execution had completed".into()),
+            ExecutionState::Completed(_) => Some("the code continues where the execution completed".into()),
             _ => None,
         },
         (Some(result), _) => match ctx.branch.peek(&run).await {
             Ok(Some(entry)) => {
-                Some(format!("the code has ended, and the journal goes on with {} {:?}", entry.kind, entry.name))
+                Some(format!("the code has ended, and the journal continues with {} {:?}", entry.kind, entry.name))
             }
             Ok(None) => other_end(history, &result.map_err(|failure| failure.message().to_string())),
             Err(_) => Some("its journal cannot be read".into()),
@@ -84,7 +85,7 @@ async fn ended<I, O>(history: &History, workflow: &Workflow<I, O>) -> Result<Opt
     })
 }
 
-/// The journal's entry that an operation of a history tells of.
+/// The journal entry of an operation in a history.
 fn entry(operation: &Operation) -> Entry {
     let state = match &operation.state {
         OperationState::Begun => EntryState::Begun,
@@ -116,13 +117,13 @@ fn other_end(history: &History, result: &std::result::Result<String, String>) ->
     match (&history.state, result) {
         (ExecutionState::Completed(output), Ok(text)) => {
             let now: Value = serde_json::from_str(text).unwrap_or_default();
-            (now != *output).then(|| format!("the code gives {now}, and the execution has given {output}"))
+            (now != *output).then(|| format!("the code returns {now}, but the execution returned {output}"))
         }
         (ExecutionState::Completed(output), Err(message)) => {
-            Some(format!("the code fails ({message}), and the execution has given {output}"))
+            Some(format!("the code fails ({message}), but the execution returned {output}"))
         }
         (ExecutionState::Failed(failure), Ok(text)) => {
-            Some(format!("the code gives {text}, and the execution has failed: {failure}"))
+            Some(format!("the code returns {text}, but the execution failed: {failure}"))
         }
         _ => None,
     }

@@ -1,5 +1,5 @@
-//! Whole engines on virtual time, one after the other and at times beside each other on one store, with faults from a
-//! seed, until everything that was started has ended.
+//! Runs whole engines on virtual time, one after the other and at times beside each other on one store, with faults
+//! from a seed, until every execution has ended.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -24,17 +24,17 @@ use crate::store::{Env, Item, Key, Limits, Order, Store, StoreError};
 use crate::workflow::stored::listed::{LISTED, Lists, RUNNING, read_by_status, read_end};
 use crate::workflow::{Engine, EngineBuilder, ExecutionId, Result, Status, Workflow, WorkflowError};
 
-/// How often everybody gets a turn before time goes on.
+/// How many turns all tasks get before time advances.
 const TURNS: usize = 24;
 
-/// After so many rounds in which nobody waited for any time, nobody ever will.
+/// After this many rounds in which no task waits for a time, no task ever will.
 const IDLE_ROUNDS: usize = 32;
 
-/// How many rounds a simulation may take.
+/// The largest number of rounds of a simulation.
 const ROUNDS: usize = 200_000;
 
 /// A simulation of workflows under faults: crashes, restarts, pauses with a second engine, lost answers, slow commits
-/// and jumps of the clock, all from a seed. The same seed gives the same run, to the letter.
+/// and jumps of the clock, all from a seed. The same seed makes exactly the same run.
 ///
 /// ```
 /// use std::time::Duration;
@@ -70,7 +70,7 @@ type Register = Arc<dyn Fn(EngineBuilder) -> EngineBuilder + Send + Sync>;
 type Client = Arc<dyn Fn(Caller) -> Called + Send + Sync>;
 type Called = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 
-/// Somebody who uses the engine in one of its lives.
+/// A caller that uses the engine in one of its lives.
 #[derive(Clone)]
 pub struct Caller {
     engine: Engine,
@@ -84,22 +84,22 @@ impl Caller {
         &self.engine
     }
 
-    /// The number of this life, from 1 on.
+    /// The number of this life, from 1.
     pub fn life(&self) -> u32 {
         self.life
     }
 
-    /// Time and chance.
+    /// The environment: time and randomness.
     pub fn env(&self) -> &Env {
         &self.world.env
     }
 
-    /// Writes something into the trace.
+    /// Adds a note to the trace.
     pub fn note(&self, text: impl Into<String>) {
         self.world.note(self.life, What::Note(text.into()));
     }
 
-    /// Writes down that a start was acknowledged.
+    /// Records in the trace that a start was acknowledged.
     pub fn started(&self, id: &ExecutionId) {
         self.world.note(self.life, What::Started(id.clone()));
     }
@@ -112,26 +112,26 @@ impl Simulation {
         Simulation { seed, faults, limit, register: Vec::new(), clients: Vec::new(), looks: Vec::new() }
     }
 
-    /// Which faults there may be.
+    /// Sets the faults that may happen.
     pub fn faults(mut self, faults: Faults) -> Simulation {
         self.faults = faults;
         self
     }
 
-    /// How much virtual time it may take until everything has ended: 30 days, unless this is said.
+    /// Sets how much virtual time the simulation may take until everything has ended: 30 days by default.
     pub fn limit(mut self, limit: Duration) -> Simulation {
         self.limit = limit;
         self
     }
 
-    /// Makes a workflow known to every engine.
+    /// Registers a workflow with every engine.
     pub fn register<I: 'static, O: 'static>(mut self, workflow: &Workflow<I, O>) -> Simulation {
         let workflow = workflow.clone();
         self.register.push(Arc::new(move |engine| engine.register(&workflow)));
         self
     }
 
-    /// Adds a caller that starts an execution, or joins it, and waits for its end, over all lives.
+    /// Adds a caller that starts an execution, or joins it, and waits for its result, in every life until it has it.
     pub fn start<I, O>(self, workflow: &Workflow<I, O>, id: impl Into<ExecutionId>, input: I) -> Simulation
     where
         I: Serialize + Clone + Send + Sync + 'static,
@@ -151,8 +151,8 @@ impl Simulation {
         })
     }
 
-    /// Adds a caller that uses the engine. It is called in every life until it has returned once. If it returns that
-    /// the engine has stopped or the store does not serve, it is called again. Every other error is in the report.
+    /// Adds a caller that uses the engine. It is called in every life until it has returned once. It is called again if
+    /// it returns that the engine has stopped or that the store failed. Every other error is in the report.
     pub fn client<F, Fut>(mut self, client: F) -> Simulation
     where
         F: Fn(Caller) -> Fut + Send + Sync + 'static,
@@ -162,7 +162,7 @@ impl Simulation {
         self
     }
 
-    /// Looks at the store when all is over, through an engine without workflows. An error is in the report.
+    /// Looks at the store at the end of the simulation, through an engine without workflows. An error is in the report.
     pub fn afterwards<F, Fut>(mut self, look: F) -> Simulation
     where
         F: FnOnce(Engine) -> Fut + Send + 'static,
@@ -172,7 +172,7 @@ impl Simulation {
         self
     }
 
-    /// Runs it, on a thread of its own making. Not from inside of an asynchronous runtime.
+    /// Runs the simulation on a runtime of its own. Do not call it from inside of an asynchronous runtime.
     pub fn run(self) -> Report {
         let runtime = tokio::runtime::Builder::new_current_thread().build();
         let runtime = runtime.expect("a runtime without threads and files can be made");
@@ -184,15 +184,15 @@ impl Simulation {
 struct Begun {
     life: Arc<Life<Seeded>>,
     task: AbortHandle,
-    /// How many of its callers still want something.
+    /// How many of its callers have not finished.
     calls: Arc<AtomicUsize>,
 }
 
-/// A simulation at work.
+/// A simulation that runs.
 struct Lives {
     simulation: Simulation,
     world: Arc<World>,
-    /// The memory as nobody's engine sees it.
+    /// The store as it is behind the gates, which no engine uses.
     outside: Option<Store>,
     done: Arc<Mutex<BTreeMap<usize, Result<()>>>>,
     begun: Vec<Begun>,
@@ -218,7 +218,7 @@ impl Lives {
         let env = self.world.env.clone();
         self.outside = Store::with_backend(memory, env, Limits::default(), Arc::new(RealDisk)).await.ok();
         if let Some(store) = &self.outside {
-            // The store is not new: its spaces are declared.
+            // An engine declares its spaces, so that the lives find a store that is not new.
             drop(Engine::on(store).start().await);
             let known = store.spaces().await.unwrap_or_default();
             let known = known.into_iter().map(|space| (space.id(), space.name().to_string()));
@@ -256,7 +256,7 @@ impl Lives {
         self.begun.push(Begun { life, task: task.abort_handle(), calls });
     }
 
-    /// Ends the newest life, or leaves it to itself, and waits until the next is to begin.
+    /// Ends the newest life, or leaves it running, and waits until the next one begins.
     async fn end(&mut self, signal: Signal) {
         let number = self.begun.len() as u32;
         let Some(newest) = self.begun.last() else { return };
@@ -276,19 +276,19 @@ impl Lives {
         }
     }
 
-    /// Everybody gets turns; then time goes on to the next who sleeps, if that is not too long.
+    /// Gives all tasks their turns. Then time advances to the next timer, if that is not too far.
     async fn round(&mut self) {
         self.rounds += 1;
         for _ in 0..TURNS {
             tokio::task::yield_now().await;
         }
         let next = self.world.clock.next_deadline().map(|next| next.saturating_sub(self.world.env.monotonic()));
-        // What has ended is removed after days, and is still to be looked at.
+        // Ended executions are removed after days. The report still needs them.
         let Some(next) = next.filter(|next| *next < REMOVED) else { return };
         self.world.clock.advance(next);
     }
 
-    /// Lets time pass until the newest life is to end, or all is over.
+    /// Lets time pass until the newest life must end, or everything has ended.
     async fn pass(&mut self, heeds_signals: bool) -> std::result::Result<Option<Signal>, String> {
         let mut idle = 0;
         loop {
@@ -297,8 +297,8 @@ impl Lives {
                 if let Some(signal) = signal.filter(|signal| heeds_signals || *signal == Signal::Gone) {
                     return Ok(Some(signal));
                 }
-                // One that stood still while it started has started after all. Whoever looks after the newest process
-                // starts it again.
+                // An older engine that was paused during its start has become the owner. The newest process is
+                // restarted, as its supervisor would do.
                 if self.world.is_fenced(self.begun.len() as u32) {
                     return Ok(Some(Signal::Supersede));
                 }
@@ -316,7 +316,7 @@ impl Lives {
                 None => idle += 1,
             }
             if idle > IDLE_ROUNDS {
-                return Err(format!("nobody waits for any time: {}", self.left_over().await));
+                return Err(format!("no task waits for a time: {}", self.left_over().await));
             }
             if self.rounds > ROUNDS || self.world.env.monotonic() > self.simulation.limit {
                 return Err(format!("it takes too long: {}", self.left_over().await));
@@ -324,8 +324,8 @@ impl Lives {
         }
     }
 
-    /// Whether everybody has what they wanted, nothing is to run any more and nobody stands still. The newest engine is
-    /// the owner and has no callers left: nobody will start anything.
+    /// True if all callers have finished, all executions have ended and no process is paused. The newest engine is the
+    /// owner and has no callers left, so nothing will be started.
     async fn is_over(&self) -> bool {
         self.done.lock().len() == self.simulation.clients.len()
             && self.begun.last().is_some_and(|newest| newest.calls.load(Ordering::SeqCst) == 0)
@@ -340,7 +340,7 @@ impl Lives {
         format!("{waiting} callers wait; unfinished {unfinished:?}")
     }
 
-    /// The executions of a status, with what is noted of them.
+    /// The executions of a status, with the details from the list.
     async fn listed(&self, status: Status) -> Vec<(ExecutionId, String)> {
         let Some(store) = &self.outside else { return Vec::new() };
         let spaces = store.spaces().await.unwrap_or_default();
@@ -368,7 +368,7 @@ impl Lives {
         self.ids(&[Status::Running, Status::Asleep, Status::Waiting]).await
     }
 
-    /// Notes where lists and records differ, which they never do.
+    /// Records where lists and records differ. They must never differ.
     async fn check_lists(&mut self) {
         let Some(store) = &self.outside else { return };
         let found = lists::differences(store).await;
@@ -376,7 +376,7 @@ impl Lives {
     }
 
     async fn report(mut self, stuck: Option<String>) -> Report {
-        // Those who were fenced have had their time to do harm; so have commits that are still on their way.
+        // Engines that lost their ownership get time to do harm, and commits on their way get time to land.
         for _ in 0..IDLE_ROUNDS {
             self.round().await;
         }
@@ -389,7 +389,7 @@ impl Lives {
         self.begun.iter().for_each(|begun| begun.task.abort());
         self.check_lists().await;
         let (mut results, mut looked) = (BTreeMap::new(), Vec::new());
-        // An engine that knows no workflows reads what they came to.
+        // An engine without workflows reads the results.
         if let Some(store) = &self.outside
             && let Ok(engine) = Engine::on(store).start().await
         {
@@ -425,7 +425,7 @@ impl Lives {
     }
 }
 
-/// One life: an engine is started and used by all who still want something.
+/// One life: starts an engine and runs the callers that have not finished.
 async fn live(
     life: Arc<Life<Seeded>>,
     number: u32,
@@ -451,7 +451,7 @@ async fn live(
     while calls.join_next().await.is_some() {
         calls_left.fetch_sub(1, Ordering::SeqCst);
     }
-    // Nobody wants anything of it any more, and it runs on.
+    // All callers have finished. The engine continues to run.
     std::future::pending::<()>().await;
     drop(engine);
 }
@@ -459,7 +459,7 @@ async fn live(
 async fn engine(life: &Arc<Life<Seeded>>, number: u32, world: &Arc<World>, register: &[Register]) -> Result<Engine> {
     let store = Store::with_backend(life.clone(), world.env.clone(), Limits::default(), Arc::new(RealDisk)).await?;
     let told = world.clone();
-    // Crashes are nobody's fault here.
+    // Crashes come from the simulation, so they must not park an execution.
     let builder = Engine::on(&store).rehearse(|test| test.is_strict = true).most_crashes(u32::MAX);
     let builder = register.iter().fold(builder, |builder, register| register(builder));
     let builder = builder.on_step(move |id, step| {
@@ -469,13 +469,13 @@ async fn engine(life: &Arc<Life<Seeded>>, number: u32, world: &Arc<World>, regis
     builder.start().await
 }
 
-/// When something may be removed that has ended.
+/// The shortest time until something that has ended is removed.
 const REMOVED: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// How long a caller waits before it asks again.
+/// How long a caller waits before it tries again.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// Calls a client until it has what it wants or the engine is no more.
+/// Calls a client until it has finished or the engine has stopped.
 async fn call(caller: Caller, place: usize, client: Client, done: Arc<Mutex<BTreeMap<usize, Result<()>>>>) {
     loop {
         match client(caller.clone()).await {
@@ -489,28 +489,28 @@ async fn call(caller: Caller, place: usize, client: Client, done: Arc<Mutex<BTre
     }
 }
 
-/// What came of a simulation. Its `Display` is the trace.
+/// The result of a simulation. Its `Display` is the trace.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Report {
     /// The seed.
     pub seed: u64,
-    /// How many engines there were.
+    /// How many engines were started.
     pub lives: u32,
     /// Everything that happened, in order.
     pub events: Vec<Event>,
-    /// What became of every execution that ended.
+    /// The result of every execution that ended.
     pub results: BTreeMap<ExecutionId, Result<Value>>,
     /// Executions that should have ended and did not.
     pub unfinished: Vec<ExecutionId>,
     /// Executions that are parked, with the reasons.
     pub parked: Vec<(ExecutionId, String)>,
-    /// What callers were told that they could not go on with.
+    /// Errors that callers could not recover from.
     pub errors: Vec<WorkflowError>,
-    /// Where lists of executions, timers or families did not agree with the executions' records, and where locks did
-    /// not keep a promise.
+    /// Where lists of executions, timers or families did not agree with the records of executions, and where locks or
+    /// limits broke a promise.
     pub misfiled: Vec<String>,
-    /// Why the simulation was given up, if it was: somebody would have waited forever.
+    /// Why the simulation was given up, if it was: some caller or execution would have waited forever.
     pub stuck: Option<String>,
 }
 
@@ -522,11 +522,11 @@ impl Report {
         O::deserialize(result).map_err(|error| WorkflowError::Mismatch { id, message: error.to_string() })
     }
 
-    /// That everything which was started has ended, nothing is parked and nobody waits.
+    /// Asserts that every execution has ended, none is parked and no caller waits.
     ///
     /// # Panics
     ///
-    /// If that is not so, with the trace.
+    /// If this is not true. The message contains the trace.
     pub fn assert_settled(&self) {
         let is_settled =
             self.stuck.is_none() && self.unfinished.is_empty() && self.parked.is_empty() && self.errors.is_empty();

@@ -1,4 +1,4 @@
-//! What happened in a simulation, in order. The same seed gives the same trace, to the letter.
+//! What happened in a simulation, in order. The same seed makes exactly the same trace.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,21 +15,21 @@ use crate::workflow::ExecutionId;
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Event {
-    /// How much virtual time had passed since the beginning.
+    /// How much virtual time has passed since the beginning.
     pub at: Duration,
     /// The time of day, which may have jumped.
     pub time: Timestamp,
-    /// In which engine's life, counted from 1.
+    /// The number of the engine's life, from 1.
     pub life: u32,
-    /// What.
+    /// What happened.
     pub what: What,
 }
 
-/// What happened.
+/// A kind of event.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum What {
-    /// The engine has become the owner of all executions; whoever was it before is refused from now on.
+    /// The engine has become the owner of all executions. Commits of the previous owner are refused from now on.
     Owner,
     /// The engine runs.
     Engine,
@@ -37,77 +37,77 @@ pub enum What {
     NoEngine(String),
     /// A start was acknowledged.
     Started(ExecutionId),
-    /// The body of a step begins; how often a body of that name has begun in that execution, in all lives.
+    /// The body of a step begins.
     Body {
         /// The execution.
         id: ExecutionId,
         /// The name of the step.
         step: String,
-        /// 1 for the first time.
+        /// How often a body of that name has begun in that execution, in all lives: 1 for the first time.
         run: u32,
     },
-    /// A commit landed: its generation, and how many records it wrote in which spaces.
+    /// A commit landed: its generation, and how many records it wrote in each space.
     Commit(Generation, String),
     /// A commit was refused.
     Refused(String),
     /// The answer to a commit was lost.
     Lost {
-        /// Whether the commit was decided, or lost as well.
+        /// True if the commit was decided; false if it was lost, too.
         decided: bool,
     },
-    /// A commit, or its answer, takes so long.
+    /// A commit, or its answer, takes this long.
     Slow(Duration),
     /// The process is gone.
     Crash(Side),
-    /// The process stands still, on this side of a commit, for so long.
+    /// The process is paused, on this side of a commit, for this long.
     Pause(Side, Duration),
-    /// The process goes on.
+    /// The process continues.
     Woke,
     /// The engine was stopped.
     Stopped,
     /// Another engine is started beside this one.
     Superseded,
-    /// The time of day jumped, by so many microseconds.
+    /// The time of day jumped by this many microseconds.
     Jump(i64),
     /// The execution has ended: completed, failed or timed out.
     Ended(ExecutionId),
-    /// What it came to, as read when all was over.
+    /// The result of an execution, read at the end of the simulation.
     Result(ExecutionId, String),
-    /// A lock was granted, by the commit before.
+    /// The commit before granted a lock.
     Granted {
         /// The lock.
         lock: LockName,
         /// The token.
         token: u64,
-        /// How many permits.
+        /// The number of permits.
         permits: u32,
-        /// To whom.
+        /// The new holder.
         owner: Owner,
     },
-    /// A lock is no longer held, by the commit before.
+    /// The commit before released a lock.
     Released {
         /// The lock.
         lock: LockName,
         /// The token.
         token: u64,
-        /// Who held it.
+        /// The previous holder.
         owner: Owner,
     },
-    /// An operator has had somebody let go of a lock, or of a place in its queue, by the commit before. The same commit
-    /// may have granted it.
+    /// The commit before is an operator's forced release of a lock, or of a waiting request. The same commit may have
+    /// granted the lock to the next request.
     Forced {
         /// The lock.
         lock: LockName,
         /// The token.
         token: u64,
-        /// Who held it, or waited for it.
+        /// The owner of the request.
         owner: Owner,
-        /// Whether it was held.
+        /// True if the request held the lock; false if it waited.
         was_held: bool,
     },
     /// A session was ended because it was not renewed.
     Expired(Uuid),
-    /// What a caller had to say.
+    /// A note of a caller.
     Note(String),
 }
 
@@ -127,7 +127,7 @@ impl fmt::Display for Event {
             What::Slow(delay) => write!(f, "slow commit: {delay:?}"),
             What::Crash(side) => write!(f, "crash {} a commit", said(*side)),
             What::Pause(side, length) => write!(f, "pause {} a commit, for {length:?}", said(*side)),
-            What::Woke => write!(f, "goes on after its pause"),
+            What::Woke => write!(f, "continues after its pause"),
             What::Stopped => write!(f, "engine stopped"),
             What::Superseded => write!(f, "another engine starts beside it"),
             What::Jump(by) => write!(f, "the time of day jumps by {:.6} s, to {}", *by as f64 / 1e6, self.time),
@@ -139,7 +139,7 @@ impl fmt::Display for Event {
             What::Released { lock, token, owner } => write!(f, "{owner} no longer has {lock}, token {token}"),
             What::Forced { lock, token, owner, was_held } => {
                 let what = if *was_held { "holding" } else { "waiting for" };
-                write!(f, "{owner} was kept from {what} {lock}, token {token}")
+                write!(f, "an operator stopped {owner} from {what} {lock}, token {token}")
             }
             What::Expired(session) => write!(f, "session {session} was not renewed"),
             What::Note(text) => write!(f, "{text}"),
@@ -154,7 +154,7 @@ fn said(side: Side) -> &'static str {
     }
 }
 
-/// Where events are written down.
+/// Collects the events.
 #[derive(Default)]
 pub(crate) struct Trace {
     events: Mutex<Vec<Event>>,
@@ -166,7 +166,7 @@ impl Trace {
         self.events.lock().push(event);
     }
 
-    /// How often a body has begun, this time included.
+    /// How often a body has begun, including this time.
     pub(crate) fn count_body(&self, id: &ExecutionId, step: &str) -> u32 {
         let mut bodies = self.bodies.lock();
         let runs = bodies.entry((id.clone(), step.into())).or_default();

@@ -1,4 +1,4 @@
-//! Definitions: a name and an asynchronous function, with its types left behind.
+//! Definitions: a name and an asynchronous function, without its types.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -17,7 +17,7 @@ use crate::workflow::ctx::update::{PublishedValues, Validator};
 use crate::workflow::stored::record::{Execution, Labels, Status, Wait, WaitsFor};
 use crate::workflow::{Boxed, Ctx, Failure, Result, WorkflowError};
 
-/// How long an execution is kept after its end, unless it is said.
+/// How long an execution is kept after its end by default.
 pub(crate) const DEFAULT_KEEP: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 /// Starts the definition of a workflow.
@@ -26,7 +26,7 @@ pub fn workflow(name: impl Into<String>) -> WorkflowBuilder {
     WorkflowBuilder { name, timeout: None, keep: DEFAULT_KEEP, validators, policy }
 }
 
-/// A workflow whose function is still to come.
+/// A workflow that has no function yet.
 #[derive(Clone)]
 #[must_use = "a workflow needs a function to run"]
 pub struct WorkflowBuilder {
@@ -38,16 +38,16 @@ pub struct WorkflowBuilder {
 }
 
 impl WorkflowBuilder {
-    /// How many executions may run at once, those included that wait or are parked. A start beyond that is rejected
-    /// with [`WorkflowError::LimitReached`], unless [`WorkflowBuilder::when_full`] says otherwise. A permit is taken by
-    /// the commit that starts an execution, and given back by the commit that ends it, however it ends.
+    /// How many executions may run at once. Waiting and parked executions count. A start beyond the limit is rejected
+    /// with [`WorkflowError::LimitReached`], unless [`WorkflowBuilder::when_full`] says otherwise. The commit that
+    /// starts an execution takes the permit. The commit that ends it returns the permit, however the execution ends.
     pub fn concurrency(mut self, max: u32) -> WorkflowBuilder {
         self.policy.total = Some(max);
         self
     }
 
-    /// The same for each key, which is computed from the input at the start and never again. Beside a limit in total,
-    /// an execution needs a permit of both.
+    /// The same for each key. The key is computed from the input once, at the start. If there is also a limit for the
+    /// whole workflow, an execution needs a permit of both.
     pub fn concurrency_by<I: DeserializeOwned + 'static, K: Into<String>>(
         mut self,
         max: u32,
@@ -57,26 +57,26 @@ impl WorkflowBuilder {
         self
     }
 
-    /// What becomes of a start when a limit of concurrency is reached: `when_full(Queue::new())` has it wait.
+    /// What happens to a start when a limit of concurrency is reached. With `when_full(Queue::new())` it waits.
     pub fn when_full(mut self, when_full: impl Into<WhenFull>) -> WorkflowBuilder {
         self.policy.when_full = when_full.into();
         self
     }
 
-    /// How often it may be started.
+    /// How often the workflow may be started.
     pub fn rate_limit(mut self, limit: RateLimit) -> WorkflowBuilder {
         self.policy.rate = Some(limit);
         self
     }
 
-    /// Starts that follow each other closely become one execution. Every caller gets the handle of that.
+    /// Starts that follow each other closely become one execution. Every caller gets a handle of it.
     pub fn debounce(mut self, debounce: Debounce) -> WorkflowBuilder {
         self.policy.debounce = Some(debounce);
         self
     }
 
-    /// Starts are gathered: one execution is given a list of inputs, and gives a list of outputs in the same order.
-    /// Each caller starts it with one input, and its handle gives the output for that.
+    /// Gathers starts: one execution gets a list of inputs and returns a list of outputs in the same order. Each caller
+    /// starts it with one input, and its handle returns the output for this input.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -103,15 +103,15 @@ impl WorkflowBuilder {
         self
     }
 
-    /// How long an execution is kept after its end: seven days unless this is said. Until then its id is taken and its
-    /// result can be asked for; then it is removed with everything it has left.
+    /// How long an execution is kept after its end: seven days by default. Until then its id is taken and its result
+    /// can be read. Then it is removed with everything that belongs to it.
     pub fn keep(mut self, keep: Duration) -> WorkflowBuilder {
         self.keep = keep;
         self
     }
 
-    /// Decides whether an update of this name may be sent, by what the execution has published so far: one that is
-    /// refused is not recorded anywhere. The values that it was shown are still so when the update is stored.
+    /// Decides whether an update of this name may be sent, based on the values that the execution has published. A
+    /// refused update is not recorded. The commit that stores the update checks that these values have not changed.
     pub fn validate<R: DeserializeOwned>(
         mut self,
         update: &str,
@@ -124,9 +124,9 @@ impl WorkflowBuilder {
         self
     }
 
-    /// Gives the function something that it shares with the rest of the program, such as a pool or a client. Each
-    /// execution gets a clone, between its context and its input: see [`WithShared::run`]. Several are given as a
-    /// tuple or a struct. What is not `Clone`, or costs much to clone, is given in an `Arc`.
+    /// Passes a value to the function that it shares with the rest of the program, such as a pool or a client. Each
+    /// execution gets a clone, between its context and its input: see [`WithShared::run`]. Pass several values as a
+    /// tuple or a struct. Put a value in an `Arc` if it is not `Clone` or is expensive to clone.
     ///
     /// ```
     /// use latchwork::workflow::{Ctx, Failure, Workflow, workflow};
@@ -150,9 +150,8 @@ impl WorkflowBuilder {
         WithShared { builder: self, shared }
     }
 
-    /// What an execution does: a function from a context and an input to an output. It may be run again from its
-    /// beginning at any time, so everything that is not the same each time belongs into a step or comes from the
-    /// context.
+    /// Sets the function of the workflow, from a context and an input to an output. It may run again from its beginning
+    /// at any time. So everything that is not the same each time belongs in a step or comes from the context.
     ///
     /// ```
     /// use latchwork::workflow::{Ctx, Failure, Workflow, workflow};
@@ -174,7 +173,7 @@ impl WorkflowBuilder {
         self.of::<I, F, Fut, I, O>(function, json::fits::<I>)
     }
 
-    /// A workflow whose callers give it an `I` and get an `O`. Its function may be given something else.
+    /// A workflow that callers start with a `C` and that returns an `O`. Its function may take another type.
     fn of<C, F, Fut, I, O>(self, function: F, fits: Fits) -> Workflow<C, O>
     where
         F: Fn(Ctx, I) -> Fut + Send + Sync + 'static,
@@ -205,12 +204,12 @@ impl WorkflowBuilder {
 /// Checks JSON text.
 type Fits = fn(&str) -> Result<(), JsonError>;
 
-/// A workflow that gathers its starts, and whose function is still to come.
+/// A workflow that gathers its starts and has no function yet.
 #[derive(Clone)]
 #[must_use = "a workflow needs a function to run"]
 pub struct BatchBuilder(WorkflowBuilder);
 
-/// A workflow with something that its function shares with the rest of the program: see [`WorkflowBuilder::with`].
+/// A workflow with a value that its function shares with the rest of the program: see [`WorkflowBuilder::with`].
 #[derive(Clone)]
 #[must_use = "a workflow needs a function to run"]
 pub struct WithShared<B, S> {
@@ -219,7 +218,7 @@ pub struct WithShared<B, S> {
 }
 
 impl<S: Clone + Send + Sync + 'static> WithShared<WorkflowBuilder, S> {
-    /// Like [`WorkflowBuilder::run`], with a function that also gets what is shared.
+    /// Like [`WorkflowBuilder::run`], with a function that also gets the shared value.
     ///
     /// ```
     /// # use latchwork::workflow::workflow;
@@ -240,7 +239,7 @@ impl<S: Clone + Send + Sync + 'static> WithShared<WorkflowBuilder, S> {
 }
 
 impl<S: Clone + Send + Sync + 'static> WithShared<BatchBuilder, S> {
-    /// Like [`BatchBuilder::run`], with a function that also gets what is shared.
+    /// Like [`BatchBuilder::run`], with a function that also gets the shared value.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -262,12 +261,12 @@ impl<S: Clone + Send + Sync + 'static> WithShared<BatchBuilder, S> {
 }
 
 impl BatchBuilder {
-    /// Gives the function something that it shares with the rest of the program, as [`WorkflowBuilder::with`] does.
+    /// Passes a value to the function that it shares with the rest of the program, as [`WorkflowBuilder::with`] does.
     pub fn with<S: Clone + Send + Sync + 'static>(self, shared: S) -> WithShared<BatchBuilder, S> {
         WithShared { builder: self, shared }
     }
 
-    /// What an execution does with the gathered inputs: it gives an output for each of them, in their order.
+    /// Sets the function that handles the gathered inputs. It returns one output for each input, in the same order.
     pub fn run<F, Fut, I, O>(self, function: F) -> Workflow<I, O>
     where
         F: Fn(Ctx, Vec<I>) -> Fut + Send + Sync + 'static,
@@ -283,7 +282,7 @@ impl BatchBuilder {
                 match outputs.len() == count {
                     true => Ok(outputs),
                     false => {
-                        let message = format!("a batch of {count} inputs gave {} outputs", outputs.len());
+                        let message = format!("a batch of {count} inputs returned {} outputs", outputs.len());
                         Err(Failure::new(message).with_code("latchwork.batch.outputs").not_retryable())
                     }
                 }
@@ -294,7 +293,7 @@ impl BatchBuilder {
     }
 }
 
-/// An execution at work. It ends with JSON text, or with a failure.
+/// A running execution. It ends with JSON text or with a failure.
 pub(crate) type Running = Boxed<'static, Result<String, Failure>>;
 
 type Begin = dyn Fn(Ctx, &str) -> Result<Running, Failure> + Send + Sync;
@@ -304,42 +303,42 @@ pub(crate) struct Definition {
     pub(crate) timeout: Option<Duration>,
     pub(crate) keep: Duration,
     pub(crate) validators: HashMap<String, Validator>,
-    /// What runs after any end of an execution, and what is wrong with how that was said.
+    /// The workflow that runs after the end of an execution, and the error if it was set wrongly.
     pub(crate) finalizer: OnceLock<Arc<Definition>>,
     pub(crate) wrong: OnceLock<&'static str>,
-    /// What it says of its starts.
+    /// The rules for its starts.
     pub(crate) policy: Policy,
-    /// Checks what callers give, and what the function is given.
+    /// Checks the input of a caller, and the input of the function.
     fits: Fits,
     takes: Fits,
     pub(crate) begin: Box<Begin>,
 }
 
 impl Definition {
-    /// Rejects what cannot be meant.
+    /// Rejects rules that make no sense.
     pub(crate) fn check_meaning(&self) -> Result<()> {
         self.policy.check(&self.name)?;
         let wrong = self.wrong.get().map(|reason| (self.name.clone(), reason.to_string()));
         wrong.map_or(Ok(()), |(workflow, reason)| Err(WorkflowError::Policy { workflow, reason }))
     }
 
-    /// Refuses an input, as JSON text, that a caller cannot give.
+    /// Rejects an input, as JSON text, that callers cannot pass.
     pub(crate) fn check(&self, input: &str) -> Result<()> {
         (self.fits)(input).map_err(|cause| WorkflowError::Input { workflow: self.name.clone(), cause })
     }
 
-    /// Refuses an input, as JSON text, that the function cannot be given.
+    /// Rejects an input, as JSON text, that the function cannot take.
     pub(crate) fn check_whole(&self, input: &str) -> Result<()> {
         (self.takes)(input).map_err(|cause| WorkflowError::Input { workflow: self.name.clone(), cause })
     }
 
-    /// What a start asks for. None if every start is as good as any other.
+    /// What a start needs. None if the definition has no rules for starts.
     pub(crate) fn asked(&self, input: &str) -> Result<Option<Asked>> {
         let is_limited = !self.policy.is_empty();
         is_limited.then(|| self.policy.asked(&self.name, input)).transpose()
     }
 
-    /// What a fork with this input asks for. It gathers nothing. Of a batch, the first input tells.
+    /// What a fork with this input needs. A fork is not gathered. The keys of a batch come from its first input.
     pub(crate) fn asked_by_fork(&self, input: &str) -> Result<Option<Asked>> {
         let first = self.policy.batch.as_ref().and_then(|_| {
             let inputs: Vec<&serde_json::value::RawValue> = serde_json::from_str(input).ok()?;
@@ -348,12 +347,12 @@ impl Definition {
         Ok(self.asked(first.as_deref().unwrap_or(input))?.map(Asked::alone))
     }
 
-    /// The input of an execution that gathers nothing: a batch of one, if the workflow has batches.
+    /// The input of an execution that is not gathered: a batch of one, if the workflow has batches.
     pub(crate) fn alone(&self, input: String) -> String {
         if self.policy.batch.is_some() { list(&[input]) } else { input }
     }
 
-    /// The first record of an execution that is started now. If it is to begin later, it waits until then.
+    /// The first record of an execution that is started now. If it begins later, it waits until then.
     pub(crate) fn first_record(&self, input: String, labels: Labels, now: Timestamp, begins: Timestamp) -> Execution {
         let deadline_us = self.timeout.map(|timeout| begins.max(now).plus(timeout).0);
         let mut first = Execution { deadline_us, labels, ..Execution::new(&self.name, input, now) };
@@ -367,7 +366,7 @@ impl Definition {
     }
 }
 
-/// A workflow: what is registered with an engine and started there. Its executions take an `I` and give an `O`.
+/// A workflow: it is registered with an engine and started there. Its executions take an `I` and return an `O`.
 ///
 /// ```
 /// use latchwork::workflow::{Ctx, Failure, Workflow, workflow};

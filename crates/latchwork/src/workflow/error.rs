@@ -1,4 +1,4 @@
-//! What can go wrong with workflows, from the outside.
+//! The errors that callers of workflows see.
 
 use std::time::Duration;
 
@@ -14,149 +14,148 @@ use crate::workflow::{Decision, ExecutionId, Failure, RateLimitError, ScheduleEr
 /// The result of an operation on workflows.
 pub type Result<T, E = WorkflowError> = std::result::Result<T, E>;
 
-/// Why a call to the engine did not do what it was asked.
+/// Why a call to the engine failed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)] // The fields are what the messages say.
 pub enum WorkflowError {
-    /// The workflow itself failed.
+    /// The workflow failed.
     #[error("execution {id:?} failed: {failure}")]
     Failed { id: ExecutionId, failure: Failure },
-    /// The workflow took longer than it may.
+    /// The workflow ran longer than its time limit.
     #[error("execution {id:?} timed out")]
     TimedOut { id: ExecutionId },
     /// The execution is parked, or set aside because this program cannot run it. It waits for an operator.
     #[error("execution {id:?} is parked and waits for an operator: {reason}")]
     Parked { id: ExecutionId, reason: String },
-    /// A start under an id that is taken.
-    #[error("execution {id:?} exists already; choose another id, or join it")]
+    /// The id of the start is taken.
+    #[error("execution {id:?} already exists; choose another id, or join it")]
     AlreadyStarted { id: ExecutionId },
     /// The workflow was cancelled.
     #[error("execution {id:?} was cancelled: {reason}")]
     Cancelled { id: ExecutionId, reason: String },
-    /// Something was asked of an execution that has ended.
-    #[error("execution {id:?} has ended; nothing can be sent to it any more")]
+    /// The request needs an execution that has not ended.
+    #[error("execution {id:?} has ended; it receives no more messages")]
     Ended { id: ExecutionId },
-    /// A message under an id that another one was sent under.
-    #[error("a message {message:?} was sent to execution {id:?} before, and it was another one")]
+    /// The message's id was used before for another message.
+    #[error("a message {message:?} was sent to execution {id:?} before with another content")]
     MessageReused { id: ExecutionId, message: String },
-    /// An update that was refused, by the workflow or before it came there.
-    #[error("execution {id:?} has refused the update: {failure}")]
+    /// The update was refused, by the workflow or before it was delivered.
+    #[error("execution {id:?} refused the update: {failure}")]
     UpdateRefused { id: ExecutionId, failure: Failure },
-    /// A token that nobody has given out, or for something that is no more.
+    /// The token does not exist, or the operation that waited for it no longer exists.
     #[error("token {token:?} is not known")]
     UnknownToken { token: String },
-    /// A token that was used.
+    /// The token was used before.
     #[error("token {token:?} was used before")]
     TokenUsed { token: String },
-    /// A review that was never opened, or whose execution was removed or has begun anew.
+    /// The review was never opened, or its execution was removed or started again.
     #[error("review {review:?} is not known")]
     UnknownReview { review: String },
-    /// A review that was decided before.
+    /// The review was decided before.
     #[error("review {review:?} was decided before: {:?}, by {}", decision.option, decision.by)]
     ReviewDecided { review: String, decision: Box<Decision> },
-    /// A review that is no longer waited for: its time is up, or its execution has ended or gone on without it.
-    #[error("review {review:?} is closed, and was not decided")]
+    /// The execution no longer waits for the review: its time is up, or the execution has ended or continued without
+    /// it.
+    #[error("review {review:?} is closed without a decision")]
     ReviewClosed { review: String },
-    /// A decision for something that cannot be chosen.
-    #[error("review {review:?} offers {}, and not {option:?}", offered.join(", "))]
+    /// The review does not offer this option.
+    #[error("review {review:?} offers {}, not {option:?}", offered.join(", "))]
     NotOffered { review: String, option: String, offered: Vec<String> },
-    /// An execution that pauses before no attempt.
+    /// The execution does not pause before another attempt.
     #[error("execution {id:?} does not wait for another attempt")]
     NotRetrying { id: ExecutionId },
-    /// A fork that cannot be.
+    /// The execution cannot be forked there.
     #[error("execution {id:?} cannot be forked at {at}: {reason}")]
     Fork { id: ExecutionId, at: String, reason: String },
-    /// Tags or attributes that cannot be.
+    /// A tag or attribute is not allowed.
     #[error("{reason}")]
     Labels { reason: String },
-    /// A list that cannot be asked for.
+    /// The list was asked for with wrong parameters.
     #[error("executions cannot be listed: {reason}")]
     List { reason: String },
-    /// A payload with something in it that JSON cannot hold.
+    /// The payload contains a value that JSON cannot hold.
     #[error("{what}: {cause}")]
     Payload { what: &'static str, cause: JsonError },
-    /// A payload that is too long.
+    /// The payload is too long.
     #[error("{what} takes {length} bytes as JSON; the limit is {limit}")]
     PayloadTooLong { what: &'static str, length: usize, limit: usize },
     /// There is no such execution.
     #[error("there is no execution {id:?}")]
     NotFound { id: ExecutionId },
-    /// An execution of another workflow than was asked for.
-    #[error("execution {id:?} is one of workflow {found:?}, not of {asked:?}")]
+    /// The execution belongs to another workflow than the caller asked for.
+    #[error("execution {id:?} belongs to workflow {found:?}, not to {asked:?}")]
     OtherWorkflow { id: ExecutionId, asked: String, found: String },
-    /// An operation that needs a parked execution.
+    /// The operation needs a parked execution.
     #[error("execution {id:?} is not parked")]
     NotParked { id: ExecutionId },
-    /// A workflow that was not registered.
+    /// The workflow is not registered.
     #[error("workflow {name:?} is not registered with this engine; register it before the engine starts")]
     NotRegistered { name: String },
-    /// Two definitions of one name.
+    /// Two definitions have the same name.
     #[error("workflow {name:?} was registered twice")]
     RegisteredTwice { name: String },
-    /// A name or an id that cannot be.
+    /// The name or the id is not allowed.
     #[error("{name:?} cannot be {what}: {reason}")]
     Name { what: &'static str, name: String, reason: &'static str },
-    /// An input with something in it that JSON cannot hold, or that does not fit the workflow's input type.
+    /// The input contains a value that JSON cannot hold, or does not fit the workflow's input type.
     #[error("the input of workflow {workflow:?}: {cause}")]
     Input { workflow: String, cause: JsonError },
-    /// An input that leaves no room for what the execution comes to.
+    /// The input is too long: it leaves no room for the results of the execution.
     #[error("the input of workflow {workflow:?} takes {length} bytes as JSON; the limit is {limit}")]
     InputTooLong { workflow: String, length: usize, limit: usize },
-    /// An output, an answer or a published value that does not fit the type it is read as.
-    #[error("what execution {id:?} gave does not fit: {message}")]
+    /// An output, an answer or a published value does not fit the type that it is read as.
+    #[error("a value of execution {id:?} does not fit: {message}")]
     Mismatch { id: ExecutionId, message: String },
-    /// A stored record that cannot be read.
+    /// A stored record cannot be read.
     #[error("{place} is damaged: it cannot be read")]
     Corrupt { place: String },
-    /// A stored record of a version that this program does not know.
-    #[error("{place} has version {found}; this program reads versions 1 to {supported}: use a newer one")]
+    /// A stored record has a version that this program does not know.
+    #[error("{place} has version {found}; this program reads versions 1 to {supported}: use a newer program")]
     UnknownVersion { place: String, found: u8, supported: u8 },
     /// The engine was stopped.
-    #[error("the engine has stopped, or another one has taken over; ask the one that runs now")]
+    #[error("the engine has stopped, or another engine has taken over; use the engine that runs now")]
     Stopped,
-    /// An engine that was to start where nothing could run it.
-    #[error("an engine runs on a tokio runtime; start it from within one")]
+    /// The engine was started outside of a tokio runtime.
+    #[error("an engine needs a tokio runtime; start it inside one")]
     NoRuntime,
-    /// A start under an idempotency key that was used with another input.
+    /// The idempotency key was used before with another input.
     #[error("idempotency key {key:?} was used before to start execution {id:?}, with another input")]
     KeyReused { key: String, id: ExecutionId },
-    /// A start that its workflow's limit does not admit. `key` is the limit's key, or the workflow's name.
-    #[error("workflow {workflow:?} runs {limit} of {limit} times for {key:?}; no more is admitted")]
+    /// The workflow's limit is reached. `key` is the limit's key, or the workflow's name.
+    #[error("workflow {workflow:?} runs {limit} of {limit} times for {key:?}; the limit is reached")]
     LimitReached { workflow: String, key: String, limit: u32 },
-    /// A start that found as many waiting as may wait.
-    #[error("{depth} starts of workflow {workflow:?} wait for {key:?}; no more may wait")]
+    /// The queue of the limit is full.
+    #[error("{depth} starts of workflow {workflow:?} wait for {key:?}; the queue is full")]
     QueueFull { workflow: String, key: String, depth: u32 },
-    /// A start that came too soon after others.
-    #[error(
-        "workflow {workflow:?} is started {max} times in {per:?} for {key:?} at the most; try again in {retry_after:?}"
-    )]
+    /// The rate limit does not allow this start now.
+    #[error("workflow {workflow:?} may start at most {max} times in {per:?} for {key:?}; try again in {retry_after:?}")]
     RateLimited { workflow: String, key: String, max: u32, per: Duration, retry_after: Duration },
-    /// A definition whose limits or finalizer cannot be meant.
+    /// The definition has limits or a finalizer that make no sense.
     #[error("workflow {workflow:?} cannot be registered: {reason}")]
     Policy { workflow: String, reason: String },
-    /// A key, or a priority, that the definition could not compute from the input.
+    /// The definition could not compute a key or a priority from the input.
     #[error("workflow {workflow:?} cannot be started: {what} cannot be used: {reason}")]
     Key { workflow: String, what: &'static str, reason: String },
-    /// Something that a start was asked for and that its workflow does not allow.
-    #[error("workflow {workflow:?} cannot be started so: {reason}")]
+    /// The start has an option that its workflow does not allow.
+    #[error("workflow {workflow:?} cannot be started with these options: {reason}")]
     Start { workflow: String, reason: &'static str },
-    /// A schedule.
+    /// An error of a schedule.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
-    /// A rate limit that cannot be.
+    /// The rate limit is not allowed.
     #[error(transparent)]
     RateLimit(#[from] RateLimitError),
-    /// A lock.
+    /// An error of a lock.
     #[error(transparent)]
     Lock(LockError),
-    /// The state in the store below.
+    /// An error of the state in the store.
     #[error(transparent)]
     State(#[from] StateError),
-    /// The entities in the store below.
+    /// An error of the entities in the store.
     #[error(transparent)]
     Entity(#[from] EntityError),
-    /// The store below.
+    /// An error of the store.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -235,13 +234,13 @@ impl WorkflowError {
         }
     }
 
-    /// Whether a start is not admitted by the limits of its workflow.
+    /// True if the limits of the workflow do not admit a start.
     pub fn is_rejection(&self) -> bool {
         use WorkflowError::*;
         matches!(self, LimitReached { .. } | QueueFull { .. } | RateLimited { .. })
     }
 
-    /// Whether a newer program is needed.
+    /// True if a newer program is needed.
     pub(crate) fn is_unknown_version(&self) -> bool {
         use WorkflowError::*;
         matches!(

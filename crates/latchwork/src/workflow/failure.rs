@@ -1,4 +1,4 @@
-//! Failures: errors as they are recorded, so that they come back the same after a restart.
+//! Failures: errors in the form that is recorded, so that they are the same after a restart.
 
 use std::any::type_name;
 use std::borrow::Cow;
@@ -16,11 +16,11 @@ use crate::state::StateError;
 use crate::store::{Rev, StoreError};
 use crate::workflow::{ChildCancelled, ChildTimedOut, RateLimitError, ReviewError, WorkflowError};
 
-/// An error as it is recorded: what steps, transactions and workflows fail with.
+/// An error in the form that is recorded: steps, transactions and workflows fail with it.
 ///
-/// `?` makes one of any [`std::error::Error`], of `anyhow::Error`, of `Box<dyn Error + Send + Sync>` and of text.
-/// [`Failure::typed`] also keeps the error's value. A failure is no `std::error::Error` itself:
-/// [`Failure::into_error`] gives one.
+/// `?` converts any [`std::error::Error`], `anyhow::Error`, `Box<dyn Error + Send + Sync>` and text to a failure.
+/// [`Failure::typed`] also keeps the error's value. A failure is not itself a `std::error::Error`:
+/// [`Failure::into_error`] returns one.
 ///
 /// ```
 /// use latchwork::workflow::Failure;
@@ -40,7 +40,7 @@ pub struct Failure {
     message: String,
     /// Names the error's type: see [`kind_of`].
     kind: Box<str>,
-    /// The code that the failure was given. It stays even if the error's type is renamed.
+    /// The code that was set. It stays even if the error's type is renamed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     code: Option<Box<str>>,
     /// The step or transaction that failed.
@@ -52,8 +52,8 @@ pub struct Failure {
     final_: bool,
 }
 
-/// A [`Failure`] as a [`std::error::Error`], for code that wants one. `?` makes the same failure of it again, also
-/// through `Box<dyn Error + Send + Sync>`.
+/// A [`Failure`] as a [`std::error::Error`], for code that needs one. `?` converts it back to the same failure, also
+/// from `Box<dyn Error + Send + Sync>`.
 #[derive(Clone, PartialEq, thiserror::Error)]
 #[error("{0}")]
 pub struct FailureError(pub Failure);
@@ -64,7 +64,7 @@ impl fmt::Debug for FailureError {
     }
 }
 
-/// Why an operation or an execution failed that was cancelled.
+/// Why a cancelled operation or execution failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("cancelled: {reason}")]
 pub struct Cancelled {
@@ -72,7 +72,7 @@ pub struct Cancelled {
     pub reason: String,
 }
 
-/// Why a transaction failed that was to change an entity at a certain rev (`if_rev`): the entity is at another rev.
+/// Why a transaction failed that required a certain rev of an entity (`if_rev`): the entity is at another rev.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -103,7 +103,7 @@ pub struct Cancelled {
 /// # Ok(()) }
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-#[error("entity {id:?} is at rev {actual}, not at {expected}; read it again and decide anew")]
+#[error("entity {id:?} is at rev {actual}, not at {expected}; read it again and decide again")]
 pub struct RevisionConflict {
     /// The entity.
     pub id: EntityId,
@@ -135,7 +135,7 @@ mod rev {
 struct TimeIsUp;
 
 impl Failure {
-    /// What a wait fails with when its time is up.
+    /// The failure of a wait whose time is up.
     pub(crate) fn time() -> Failure {
         Failure::typed(TimeIsUp)
     }
@@ -144,12 +144,12 @@ impl Failure {
         *self.kind == *TIMEOUT
     }
 
-    /// What operations fail with when the execution is cancelled.
+    /// The failure of operations in a cancelled execution.
     pub(crate) fn from_cancel(reason: String) -> Failure {
         Failure::typed(Cancelled { reason }).not_retryable()
     }
 
-    /// Whether this is because the execution is cancelled.
+    /// True if the failure is a cancellation of the execution.
     pub fn is_cancelled(&self) -> bool {
         *self.kind == *CANCELLED
     }
@@ -169,7 +169,7 @@ impl Failure {
         serde_json::from_str(text).map_err(|error| Failure::misfit(what, &error))
     }
 
-    /// What a transaction fails with that the entities refuse. A rev that has moved on is told with its value.
+    /// The failure of a transaction that the entities refuse. A rev conflict keeps its value.
     pub(crate) fn refused(error: EntityError) -> Failure {
         let conflict = |error: &EntityError| match error {
             EntityError::RevisionConflict { id, expected, actual } => {
@@ -187,7 +187,7 @@ impl Failure {
         }
     }
 
-    /// A child that is not admitted by the limits of its workflow.
+    /// The failure of a child that the limits of its workflow do not admit.
     pub(crate) fn rejected(error: WorkflowError) -> Failure {
         let code = match &error {
             WorkflowError::LimitReached { .. } => "latchwork.limit_reached",
@@ -208,7 +208,7 @@ impl Failure {
         Failure { message: message.into(), kind: "".into(), code, step, details, final_: false }
     }
 
-    /// A failure that keeps the error's own value: [`Failure::get`] gives it back, also after a restart.
+    /// A failure that keeps the error's own value: [`Failure::get`] returns it, also after a restart.
     ///
     /// ```
     /// use latchwork::workflow::Failure;
@@ -246,7 +246,7 @@ impl Failure {
         Failure { kind: kind.into(), ..Failure::new(message) }
     }
 
-    /// Marks the failure as one that no retry policy tries again.
+    /// Marks the failure so that no retry policy tries again.
     ///
     /// ```
     /// # use latchwork::workflow::Failure;
@@ -261,8 +261,8 @@ impl Failure {
         self
     }
 
-    /// Gives the failure a code of its own, which stays even if the error's type is renamed. Codes that start with
-    /// `latchwork.` are the library's.
+    /// Sets the code of the failure, which stays even if the error's type is renamed. Codes that start with
+    /// `latchwork.` belong to the library.
     ///
     /// ```
     /// # use latchwork::workflow::Failure;
@@ -279,24 +279,24 @@ impl Failure {
         self
     }
 
-    /// Names the step that failed. A failure that a step has handed on keeps the name of the first.
+    /// Sets the name of the failed step. If the failure already has a name, from an inner step, it keeps that.
     pub(crate) fn in_step(mut self, name: &str) -> Failure {
         self.step.get_or_insert_with(|| name.into());
         self
     }
 
-    /// Whether a retry policy may try again.
+    /// True if a retry policy may try again.
     pub fn is_retryable(&self) -> bool {
         !self.final_
     }
 
-    /// A copy without its value and with a message of at most so many bytes.
+    /// A copy without its value, with a message of at most `bytes` bytes.
     pub(crate) fn shortened(&self, bytes: usize) -> Failure {
         let message = crate::workflow::stored::record::shortened(&self.message, bytes).to_string();
         Failure { message, details: Value::Null, ..self.clone() }
     }
 
-    /// The message: that of the error, followed by those of its causes. `Display` puts the name of the step before it.
+    /// The message of the error, followed by the messages of its causes. `Display` puts the name of the step before it.
     pub fn message(&self) -> &str {
         &self.message
     }
@@ -338,20 +338,21 @@ impl Failure {
         FailureError(self)
     }
 
-    /// The code of the failure: the one it was given, or else the name of the error's type without its path. The
-    /// library's own failures have codes such as `latchwork.timeout`; docs/workflows/errors.md lists them. Empty for a
-    /// failure that has only a message.
+    /// The code of the failure: the code that was set, or else the name of the error's type without its path. The
+    /// library's own failures have codes such as `latchwork.timeout`; docs/workflows/errors.md lists them. The code is
+    /// empty if the failure has only a message.
     pub fn code(&self) -> &str {
         self.code.as_deref().unwrap_or(&self.kind)
     }
 
-    /// The error that [`Failure::typed`] was given, if its type has this name; the path to the type does not matter.
+    /// The error that was passed to [`Failure::typed`], if its type has this name. The path to the type does not
+    /// matter.
     pub fn get<E: DeserializeOwned>(&self) -> Option<E> {
         if *self.kind == *kind_of::<E>() { self.details() } else { None }
     }
 
-    /// The value that [`Failure::typed`] was given, if it can be read as this type; the type's name does not matter.
-    /// For failures that are distinguished by [`Failure::code`].
+    /// The value that was passed to [`Failure::typed`], if it can be read as this type. The type's name does not
+    /// matter. For failures that the code distinguishes by [`Failure::code`].
     pub fn details<E: DeserializeOwned>(&self) -> Option<E> {
         E::deserialize(&self.details).ok()
     }
@@ -380,8 +381,8 @@ const CODES: &[(TypeName, &str)] = &[
     (type_name::<StoreError>, "latchwork.store"),
 ];
 
-/// What a type of errors is called in records: by a code if it is the library's, otherwise by its name without the path
-/// to it, and without those to its arguments. So a type can be moved to another module or crate. Text and boxed errors
+/// The name of an error type in records: a code if the type belongs to the library, otherwise its name without its path
+/// and without the paths of its type arguments. So a type can move to another module or crate. Text and boxed errors
 /// have no name.
 fn kind_of<E>() -> String {
     let name = type_name::<E>();

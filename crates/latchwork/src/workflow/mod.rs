@@ -1,4 +1,4 @@
-//! Durable workflows: asynchronous functions that go on where they were, whatever happens to the process.
+//! Durable workflows: asynchronous functions that continue where they stopped, whatever happens to the process.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]

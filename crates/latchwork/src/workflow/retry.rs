@@ -6,7 +6,7 @@ use crate::backoff::jittered;
 use crate::store::Env;
 use crate::workflow::Failure;
 
-/// Longer than anybody waits, and short enough to be reckoned with.
+/// Longer than any useful pause, and short enough to compute with.
 const LONGEST: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// When a step that failed is tried again.
@@ -26,7 +26,7 @@ impl Default for Retry {
 }
 
 impl Retry {
-    /// Pauses that double: about 1 s, 2 s, 4 s and so on, up to 30 s; without end.
+    /// Pauses that double: about 1 s, 2 s, 4 s and so on, up to 30 s. The number of attempts has no limit.
     pub fn exponential() -> Retry {
         let (first, most) = (Duration::from_secs(1), Duration::from_secs(30));
         Retry { first, factor: 2.0, most, attempts: u32::MAX }
@@ -37,13 +37,13 @@ impl Retry {
         Retry::exponential().max_attempts(1)
     }
 
-    /// How often the body runs at the most, the first time included.
+    /// How often the body runs at most, including the first time.
     pub fn max_attempts(mut self, attempts: u32) -> Retry {
         self.attempts = attempts.max(1);
         self
     }
 
-    /// The first pause. If it is longer than the longest, that is as long.
+    /// Sets the first pause. If it is longer than the longest pause, the longest pause becomes as long.
     pub fn first_pause(mut self, pause: Duration) -> Retry {
         (self.first, self.most) = (pause, self.most.max(pause));
         self
@@ -55,7 +55,7 @@ impl Retry {
         self
     }
 
-    /// By how much each pause is longer than the one before.
+    /// Sets the factor by which each pause is longer than the pause before.
     pub fn factor(mut self, factor: f64) -> Retry {
         self.factor = if factor.is_finite() { factor.max(1.0) } else { 2.0 };
         self
@@ -65,13 +65,13 @@ impl Retry {
         self.attempts
     }
 
-    /// The pause after so many attempts, if there is to be another. A part of it, up to a quarter, is left to chance.
+    /// The pause after this many attempts; none if there is no further attempt. Up to a quarter of it is random.
     pub(crate) fn pause_after(&self, attempts: u32, failure: &Failure, env: &Env) -> Option<Duration> {
         if attempts >= self.attempts || !failure.is_retryable() {
             return None;
         }
         let exponent = i32::try_from(attempts.saturating_sub(1)).unwrap_or(i32::MAX);
-        // However often it was tried, the factor is a number, and nothing times it is nothing.
+        // The factor must stay finite: zero times infinity would not be a number.
         let factor = self.factor.powi(exponent).min(f64::MAX);
         let pause = Duration::try_from_secs_f64(self.first.as_secs_f64() * factor).unwrap_or(Duration::MAX);
         Some(jittered(pause.min(self.most).min(LONGEST), 0.75, env))

@@ -10,5 +10,8 @@ mod golden;
 mod json;
 mod lock;
 mod owned;
+#[path = "../../../store/tests/it/server.rs"]
+#[allow(dead_code)]
+mod server;
 mod state;
 mod workflow;

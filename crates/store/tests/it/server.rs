@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Names the server that is to be used.
-const VARIABLE: &str = "LATCHWORK_TEST_POSTGRES";
+pub(crate) const VARIABLE: &str = "LATCHWORK_TEST_POSTGRES";
 
 /// A server, which ends when this is dropped if it was started here.
 pub(crate) struct Server {
@@ -111,11 +111,13 @@ fn program(name: &str, is_root: bool) -> Command {
 }
 
 /// Debian keeps the programs of the server out of the path.
-fn binary(name: &str) -> PathBuf {
+pub(crate) fn binary(name: &str) -> PathBuf {
     let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let mut found: Vec<PathBuf> = versions.map(|version| version.path().join("bin").join(name)).collect();
-    found.retain(|path| path.exists());
+    let path = std::env::var_os("PATH").unwrap_or_default();
     found.sort();
+    found.splice(0..0, std::env::split_paths(&path).map(|folder| folder.join(name)));
+    found.retain(|path| path.exists());
     found.pop().unwrap_or_else(|| name.into())
 }
 

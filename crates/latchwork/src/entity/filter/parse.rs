@@ -1,12 +1,12 @@
-//! Filters as JSON: `{"data.email": "x@y.com", "data.age": {"at_least": 18}, "or": [{…}, {…}]}`. An object holds if all
-//! of its parts do. The value of a path is an object of operators, or anything else to be equal to.
+//! Filters as JSON: `{"data.email": "x@y.com", "data.age": {"at_least": 18}, "or": [{…}, {…}]}`. An object is true if
+//! all of its parts are true. The value of a path is an object of operators, or a value that must be equal.
 
 use serde_json::Value;
 
 use super::{Comparison, DEPTH, Field, FilterError, FilterProblem, Node, between, ordered};
 use crate::json;
 
-/// Every operator, as messages list them.
+/// Every operator, as errors list them.
 pub(super) const OPERATORS: [&str; 15] = [
     "equals",
     "not",
@@ -71,7 +71,7 @@ fn comparisons(field: &Field, json: &Value, at: &str, all: &mut Vec<Node>) -> Re
         return Ok(());
     };
     if operators.is_empty() {
-        return Err(wrong(at, "a path", "a value, or an object of operators; to find an empty object say equals"));
+        return Err(wrong(at, "a path", "a value, or an object of operators; to find an empty object use equals"));
     }
     for (name, operand) in operators {
         let is = |comparison| Node::Is(field.clone(), comparison);

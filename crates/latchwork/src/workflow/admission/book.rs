@@ -1,6 +1,6 @@
-//! Deciding starts: which are admitted, wait, are delayed or rejected, by what one view shows; and the part of a commit
-//! that makes it so. Each record that a decision rests on is checked by that part, but for counts that only rise: what
-//! was given back since only makes room.
+//! Decides starts on one view: which are admitted, wait, are delayed or are rejected. Builds the part of a commit that
+//! stores these decisions. The part checks each record that a decision depends on. It does not check the notes of
+//! permits that were returned since: a returned permit only makes more room.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,53 +18,54 @@ use crate::workflow::stored::record::{
 };
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
-/// What a decision rests on is as it was.
+/// Names the checks of the records that a decision depends on.
 pub(crate) const GATE: Tag = Tag("gate");
 
-/// What starts come to, by one view.
+/// The decisions about starts on one view, and what a commit writes for them.
 pub(crate) struct Book<'a> {
     pub(super) engine: &'a Arc<Inner>,
     pub(super) view: View,
     pub(super) now: Timestamp,
     gates: BTreeMap<Partition, Open>,
     buckets: BTreeMap<Partition, Filled>,
-    /// Executions that were stored before and change: how they were, at which rev, and how they are.
+    /// Stored executions that a decision changes: the record before, its rev, and the record after.
     pub(super) changed: BTreeMap<ExecutionId, Changed>,
-    /// What else is written, and checked.
+    /// Further writes and checks.
     pub(super) writes: BTreeMap<Key, Option<Bytes>>,
     pub(super) checks: Vec<Check>,
-    /// The lines that starts were put into.
+    /// The queues that got new starts.
     pub(super) queued: Vec<Partition>,
-    /// What tells that nothing else gathers under a key.
+    /// By partition, the check that no other execution gathers under this key.
     pub(super) gatherings: BTreeMap<Partition, Check>,
-    /// Where what gathers has begun, or is another one: what follows is for the next commit.
+    /// Partitions whose gathering execution begins or is replaced in this commit. Further starts wait for the next
+    /// commit.
     pub(super) settled: BTreeSet<Partition>,
-    /// What is stored under idempotency keys of gathered starts.
+    /// The records under the idempotency keys of gathered starts.
     pub(super) keyed: BTreeMap<Key, Keyed>,
-    /// Further inputs of batches, and the number of the first of them.
+    /// New inputs of batches, and the number of the first of them.
     pub(super) inputs: BTreeMap<ExecutionId, (u32, Vec<String>)>,
 }
 
-/// A bucket, as it is after what was decided so far.
+/// A bucket after the decisions so far.
 struct Filled {
     rev: Option<Rev>,
     bucket: Bucket,
     is_changed: bool,
 }
 
-/// An execution that was stored before and changes.
+/// A stored execution, before and after its change.
 pub(super) struct Changed {
     pub(super) before: Execution,
     pub(super) rev: Rev,
     pub(super) after: Execution,
 }
 
-/// A limit, as it is after what was decided so far.
+/// A gate after the decisions so far.
 #[derive(Default)]
 struct Open {
     rev: Option<Rev>,
     gate: Gate,
-    /// Notes of permits that were given back, if they were read; and of places that were left.
+    /// Notes of returned permits, if they were read; and notes of positions in the queue that were left.
     ended: Option<Vec<Key>>,
     left: Vec<Key>,
     flows: BTreeMap<String, u64>,
@@ -72,14 +73,14 @@ struct Open {
 }
 
 impl Open {
-    /// The next number of a permit or a place.
+    /// The next number of a permit or a position.
     fn number(&mut self) -> u64 {
         self.gate.numbers += 1;
         self.is_changed = true;
         self.gate.numbers
     }
 
-    /// The gate as it is written, and the notes that it takes away.
+    /// Returns the gate as it is written, and the notes that this write deletes.
     fn settled(&self) -> (Gate, impl Iterator<Item = &Key>) {
         let few = |notes: &'_ [Key]| notes.len().min(MOST_NOTES);
         let ended = self.ended.as_deref().unwrap_or_default();
@@ -89,7 +90,7 @@ impl Open {
         (Gate { held, waiting, ..self.gate.clone() }, ended.iter().chain(left))
     }
 
-    /// Adds a place to the line.
+    /// Adds a position to the queue.
     fn enqueue(&mut self, rank: u64) -> Ticket {
         self.gate.waiting += 1;
         self.gate.highest = self.gate.highest.max(rank);
@@ -98,7 +99,7 @@ impl Open {
         ticket
     }
 
-    /// How many hold a permit; as long as the notes were not read, how many do at the most.
+    /// The number of permits that are held; an upper bound until the notes are read.
     fn used(&self) -> u64 {
         self.gate.held.saturating_sub(self.ended.as_ref().map_or(0, Vec::len) as u64)
     }
@@ -108,33 +109,33 @@ impl Open {
     }
 }
 
-/// What was found at a place in a line.
+/// What was found at a position in a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     Admitted,
     /// No execution waits there.
     Empty,
-    /// A newer program has stored it. It is left where it is.
+    /// A newer program has stored the execution. The position stays.
     Unknown,
 }
 
-/// What a start comes to.
+/// The decision about a start.
 #[derive(Debug)]
 pub(crate) enum Ruling {
-    /// Its execution is stored as it is now: it runs, waits in a line or until a time, or gathers. For a batch, it is
-    /// the input of this number.
+    /// The execution is stored: it runs, waits in a queue or for a time, or gathers. In a batch, the number is that of
+    /// its input.
     Starts(Option<u32>),
-    /// It goes to an execution that gathers: for a batch, as the input of this number.
+    /// The start joins an execution that gathers. In a batch, the number is that of its input.
     Joins(ExecutionId, Option<u32>),
     Rejected(WorkflowError),
     /// It cannot be decided in this commit.
     Later,
 }
 
-/// How many notes of each kind a commit takes away from a gate.
+/// How many notes of each kind one commit deletes.
 const MOST_NOTES: usize = 500;
 
-/// The notes of a range, unless there can be none.
+/// Returns the notes of a range. Reads nothing if `most` is 0.
 async fn notes(view: &View, range: &Range, most: u64) -> Result<Vec<Key>> {
     if most == 0 {
         return Ok(Vec::new());
@@ -147,7 +148,7 @@ async fn fetch_gate(gates: &Gates, view: &View, at: &Partition) -> Result<Option
     Ok(found.map(|(gate, item)| (gate, item.rev)))
 }
 
-/// A gate and its notes, as a view shows them.
+/// Reads a gate and its notes from a view.
 pub(super) async fn gate_at(
     gates: &Gates,
     view: &View,
@@ -183,7 +184,7 @@ impl<'a> Book<'a> {
         self.engine.spaces.gates()
     }
 
-    /// Whether there is nothing to commit.
+    /// True if there is nothing to commit.
     pub(crate) fn is_unchanged(&self) -> bool {
         let is_changed = self.gates.values().any(|open| open.is_changed);
         let is_changed = is_changed || self.buckets.values().any(|filled| filled.is_changed);
@@ -203,8 +204,8 @@ impl<'a> Book<'a> {
         Ok(self.gates.get_mut(partition).expect("it was opened"))
     }
 
-    /// How many permits of a limit can be given out beside those that are held. The notes are read only if there may be
-    /// none: what was given back since only makes room.
+    /// How many more permits of a limit can be granted, up to `wanted`. The notes are read only if the room is too
+    /// small without them: a returned permit only makes more room.
     async fn room(&mut self, policy: &Policy, partition: &Partition, wanted: u64) -> Result<u64> {
         let most = policy.most(partition).map_or(u64::MAX, u64::from);
         let open = self.open(partition).await?;
@@ -217,12 +218,12 @@ impl<'a> Book<'a> {
         Ok(most.saturating_sub(self.open(partition).await?.used()).min(wanted))
     }
 
-    /// Whether a limit has room for one more, and none waits for it.
+    /// True if a limit has room for one more execution and its queue is empty.
     async fn has_room(&mut self, policy: &Policy, partition: &Partition) -> Result<bool> {
         Ok(self.open(partition).await?.waiting() == 0 && self.room(policy, partition, 1).await? > 0)
     }
 
-    /// The first limit that a start would not pass, by its place among those that it asks for.
+    /// Returns the index of the first limit that a start would not pass.
     async fn first_full(&mut self, policy: &Policy, workflow: &str, gates: &[Option<String>]) -> Result<usize> {
         for (place, key) in gates.iter().enumerate() {
             if !self.has_room(policy, &Partition::new(workflow, key.as_deref())).await? {
@@ -232,8 +233,8 @@ impl<'a> Book<'a> {
         Ok(gates.len())
     }
 
-    /// Decides a start. `first` is the record that its execution would have without any limits; it is the one that it
-    /// has, if it starts.
+    /// Decides a start. The caller passes in `first` the record that the execution has without any limits. If the
+    /// execution starts, `first` is then the record to store.
     pub(crate) async fn decide(
         &mut self,
         policy: &Policy,
@@ -247,7 +248,7 @@ impl<'a> Book<'a> {
         }
     }
 
-    /// Decides a start that was not made before.
+    /// Decides a start that is not known under an idempotency key.
     pub(super) async fn decide_new(
         &mut self,
         policy: &Policy,
@@ -284,7 +285,7 @@ impl<'a> Book<'a> {
         Ok(Ruling::Starts(is_batch.then_some(0)))
     }
 
-    /// Why a start that finds a limit reached is rejected, if it is.
+    /// Returns the error if a start that finds the limit reached is rejected; none if it waits.
     async fn full(&mut self, policy: &Policy, partition: &Partition) -> Result<Option<WorkflowError>> {
         let workflow = partition.workflow().to_string();
         let key = partition.key().unwrap_or(&workflow).to_string();
@@ -297,7 +298,7 @@ impl<'a> Book<'a> {
         Ok(depth.map(|depth| WorkflowError::QueueFull { workflow, key, depth }))
     }
 
-    /// Takes a permit of a limit. Gives its number.
+    /// Takes a permit of a limit. Returns the number of the permit.
     async fn pass(&mut self, policy: &Policy, partition: &Partition) -> Result<u64> {
         let open = self.open(partition).await?;
         open.gate.limit = policy.most(partition).unwrap_or(u32::MAX);
@@ -305,14 +306,14 @@ impl<'a> Book<'a> {
         Ok(open.number())
     }
 
-    /// Gives a permit of a limit back, in the same commit.
+    /// Returns a permit of a limit in this commit.
     pub(super) async fn give_back(&mut self, partition: &Partition) -> Result<()> {
         let open = self.open(partition).await?;
         (open.gate.held, open.is_changed) = (open.gate.held.saturating_sub(1), true);
         Ok(())
     }
 
-    /// Takes a token from the bucket of a rate limit. Gives when the execution may begin, if that is not now.
+    /// Takes a token from the bucket of a rate limit. Returns when the execution may begin, if that is not now.
     async fn take_token(
         &mut self,
         policy: &Policy,
@@ -329,7 +330,8 @@ impl<'a> Book<'a> {
             self.buckets.insert(partition.clone(), filled);
         }
         let filled = self.buckets.get_mut(&partition).expect("it was opened");
-        // A token takes `per / max` to come back. The bucket has one if it would be full within `per` after that.
+        // A token comes back after `per / max`. The bucket has a token if, after it is taken, the bucket is full again
+        // within `per`.
         let per_us = per.as_micros() as u64;
         let full_us = filled.bucket.full_us.max(self.now.0).saturating_add(per_us / u64::from(max));
         let begins_us = full_us.saturating_sub(per_us);
@@ -342,7 +344,7 @@ impl<'a> Book<'a> {
         Ok(Ok(Some(Timestamp(begins_us)).filter(|begins| *begins > self.now)))
     }
 
-    /// Puts an execution into the line for the next limit that it has to pass.
+    /// Puts an execution into the queue of the next limit that it must pass.
     pub(super) async fn queue(
         &mut self,
         policy: &Policy,
@@ -382,32 +384,32 @@ impl<'a> Book<'a> {
         }
     }
 
-    /// The rank of a start that comes to a line now. It never changes: all that wait grow older at the same rate.
+    /// The rank of a start that enters a queue now. It never changes, because all waiting starts age at the same rate.
     async fn rank(&mut self, policy: &Policy, at: &Partition, priority: i32, flow: Option<&str>) -> Result<u64> {
         let priority = i64::from(priority);
         let Some(flow) = flow else {
-            // Behind all that came before, by whatever their ranks were.
+            // Behind all earlier starts, whatever their ranks are.
             let Some(ageing) = policy.ageing() else { return Ok(self.open(at).await?.gate.highest) };
-            // As if it had come earlier.
+            // The start counts as if it had come earlier.
             let ahead = i128::from(priority) * ageing.as_micros() as i128;
             return Ok((i128::from(self.now.0) - ahead).clamp(0, i128::from(u64::MAX)) as u64);
         };
         if !self.open(at).await?.flows.contains_key(flow) {
             let key = self.keys().flow(at, flow);
-            let found = fetch::<Flow>(&self.view, &key, || format!("key {flow:?} of a fair line")).await?;
+            let found = fetch::<Flow>(&self.view, &key, || format!("key {flow:?} of a fair queue")).await?;
             self.open(at).await?.flows.insert(flow.into(), found.map_or(0, |(flow, _)| flow.last));
         }
         let open = self.open(at).await?;
         let last = open.flows.get_mut(flow).expect("it was opened");
-        // One of each key in a round.
+        // Each key gets one start per round.
         *last = (*last).max(open.gate.round).saturating_add(1);
         let (rank, record) = (*last, Flow { last: *last }.encode());
         self.writes.insert(self.keys().flow(at, flow), Some(record));
         Ok(rank.saturating_add_signed(-priority))
     }
 
-    /// Admits those that are first in the line of a limit, as many as there is room for and so many at the most. Gives
-    /// whether there may be more.
+    /// Admits the first executions of a queue: as many as there is room for, and at most `most`. Returns true if the
+    /// queue may have more.
     pub(crate) async fn admit_next(&mut self, policy: &Policy, partition: &Partition, most: usize) -> Result<bool> {
         let wanted = self.open(partition).await?.waiting().min(most as u64);
         let room = self.room(policy, partition, wanted).await? as usize;
@@ -420,7 +422,7 @@ impl<'a> Book<'a> {
             line = self.view.scan(&self.keys().line(partition), Order::Ascending, room).await?;
         }
         if line.len() < room {
-            // Places were lost to damage: those that come are not to wait for them.
+            // Positions were lost to damage. The count is corrected, so that new starts do not wait for them.
             let open = self.open(partition).await?;
             open.gate.waiting = (open.left.len() + line.len()) as u64;
             open.is_changed = true;
@@ -434,7 +436,7 @@ impl<'a> Book<'a> {
             };
             match admitted {
                 Place::Admitted => {}
-                Place::Empty => tracing::error!(%key, "a place in a line is of no execution, and is taken away"),
+                Place::Empty => tracing::error!(%key, "a position in a queue belongs to no execution; it is deleted"),
                 Place::Unknown => {
                     is_first = false;
                     continue;
@@ -445,7 +447,7 @@ impl<'a> Book<'a> {
             open.gate.waiting = open.gate.waiting.saturating_sub(1);
             if let Some((Ticket { rank, number }, _)) = place {
                 open.gate.round = open.gate.round.max(rank);
-                // One that is left where it is stays before all others.
+                // A position that stays is before all others, so the head does not move past it.
                 open.gate.head = if is_first { Ticket { rank, number: number + 1 } } else { open.gate.head };
             }
             open.is_changed = true;
@@ -453,7 +455,7 @@ impl<'a> Book<'a> {
         Ok(line.len() == most)
     }
 
-    /// Admits an execution from a line: it takes the permit, and goes on to the next limit if there is one.
+    /// Admits an execution from a queue: it takes the permit and continues to the next limit if there is one.
     async fn admit(&mut self, policy: &Policy, at: &Partition, ticket: Ticket, id: &ExecutionId) -> Result<Place> {
         let found = match fetch_execution(&self.view, &self.engine.spaces.executions, id).await {
             Err(error) if error.kind() == ErrorKind::Corrupt => return Ok(Place::Empty),
@@ -478,7 +480,8 @@ impl<'a> Book<'a> {
         }
         match rest.get(further) {
             Some(key) => {
-                // Where it stood in the line before counts in the next, too; rounds of different lines do not compare.
+                // The rank in the last queue also counts in the next queue. Rounds of different queues cannot be
+                // compared.
                 let next = Partition::new(&before.workflow, key.as_deref());
                 let open = self.open(&next).await?;
                 let rank = if policy.is_fair() { open.gate.highest } else { ticket.rank };
@@ -497,7 +500,7 @@ impl<'a> Book<'a> {
         Ok(Place::Admitted)
     }
 
-    /// What a commit holds of it all.
+    /// Turns all decisions into a part of a commit.
     pub(crate) fn into_part(self) -> Part {
         let (engine, keys) = (self.engine, self.keys());
         let mut part = Part::default();
@@ -523,7 +526,7 @@ impl<'a> Book<'a> {
     }
 }
 
-/// Writes a gate or a bucket that is as it was read. A new one gets its marker.
+/// Writes a gate or a bucket, and checks that it has not changed since it was read. A new one gets its marker.
 fn put(part: Part, keys: &Gates, key: &Key, rev: Option<Rev>, value: Bytes) -> Part {
     let part = match rev {
         Some(rev) => part.at_rev(GATE, key, rev),
@@ -533,7 +536,7 @@ fn put(part: Part, keys: &Gates, key: &Key, rev: Option<Rev>, value: Bytes) -> P
 }
 
 impl Execution {
-    /// Has it begin at a time, if that is later than it would.
+    /// Delays the begin to this time, if that is later than the time known so far.
     pub(super) fn begin_at(&mut self, now: Timestamp, begins: Timestamp) {
         if begins <= now || self.begins_us.is_some_and(|known| known >= begins.0) {
             return;
@@ -545,7 +548,7 @@ impl Execution {
         (self.status, self.timer_us, self.begins_us) = (Status::Waiting, until_us, until_us);
     }
 
-    /// It has all permits that it needs: it runs, or waits for the time at which it is to begin.
+    /// Called when the execution has all permits: it runs, or waits for the time at which it must begin.
     pub(super) fn let_begin(&mut self, now: Timestamp, timeout: Option<std::time::Duration>) {
         let begins = self.begins_us.take().map(Timestamp);
         let from = begins.unwrap_or(now).max(now);
@@ -560,12 +563,12 @@ impl Execution {
 }
 
 impl Inner {
-    /// How long an execution may take, by its definition.
+    /// The time limit of an execution, from its definition.
     pub(super) fn timeout_of(&self, workflow: &str) -> Option<std::time::Duration> {
         self.definition(workflow).and_then(|definition| definition.timeout)
     }
 
-    /// The change of an execution that was stored before, and has not begun.
+    /// Changes a stored execution that has not begun.
     fn changing_stored(self: &Arc<Inner>, id: ExecutionId, changed: Changed) -> Part {
         let Changed { before, rev, mut after } = changed;
         let is_begun = after.status == Status::Running && !self.idle;

@@ -1,5 +1,5 @@
-//! Starts that are gathered: a debounce keeps the last input, a batch all of them. The execution that they become is
-//! stored with the first start, and waits; each further start changes it, until it begins.
+//! Gathered starts: a debounce keeps the last input, a batch keeps all inputs. The first start stores the execution,
+//! which waits. Each further start changes it, until it begins.
 
 use crate::record::Record;
 use crate::store::{Check, Timestamp, View};
@@ -9,13 +9,14 @@ use crate::workflow::admission::stored::{Gathering, Partition};
 use crate::workflow::engine::Inner;
 use crate::workflow::run::{hash_text, largest};
 use crate::workflow::stored::kept::Inputs;
+use crate::workflow::stored::keys::keyed_key;
 use crate::workflow::stored::record::{
-    Admission, Execution, Gathers, Keyed, Status, fetch, fetch_execution, keyed_key, next_page,
+    Admission, Execution, Gathers, Keyed, Status, fetch, fetch_execution, next_page,
 };
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
 impl Book<'_> {
-    /// Sends a start to the execution that gathers under its key. None if there is none.
+    /// Adds a start to the execution that gathers under its key. Returns none if no execution gathers there.
     pub(super) async fn join(
         &mut self,
         policy: &Policy,
@@ -49,8 +50,8 @@ impl Book<'_> {
         Ok(Some(Ruling::Joins(id, item)))
     }
 
-    /// Decides a start under an idempotency key that is gathered, unless it was made before: then it is given the same
-    /// answer again. The key is kept beside the execution that it has become a part of.
+    /// Decides a gathered start that has an idempotency key. If the key is known, the start gets the same answer again.
+    /// The key is stored beside the execution that the start became a part of.
     pub(super) async fn decide_keyed(
         &mut self,
         policy: &Policy,
@@ -89,17 +90,17 @@ impl Book<'_> {
         Ok(ruling)
     }
 
-    /// The execution that gathers under a key, if it has not begun.
+    /// Returns the execution that gathers under a key, if it has not begun.
     async fn gathering(
         &mut self,
         partition: &Partition,
         key: &Option<String>,
         is_batch: bool,
     ) -> Result<Option<ExecutionId>> {
-        let place = || format!("what gathers starts of workflow {:?}", partition.workflow());
+        let place = || format!("the gathering execution of workflow {:?}", partition.workflow());
         let at = self.keys().gathering(partition, is_batch);
         let found = fetch::<Gathering>(&self.view, &at, place).await?;
-        // A start that finds none becomes the one: no other may.
+        // A start that finds none stores a new one. The check ensures that only one start does so.
         let check = found.as_ref().map_or(Check::Absent(at.clone()), |(_, item)| Check::AtRev(at.clone(), item.rev));
         self.gatherings.insert(partition.clone(), check);
         let Some((Gathering { id }, _)) = found else { return Ok(None) };
@@ -119,7 +120,7 @@ impl Book<'_> {
         &mut self.changed.get_mut(id).expect("what gathers was looked up").after
     }
 
-    /// Sets when an execution begins that gathers, unless it waits in a line: then when it may.
+    /// Sets when a gathering execution begins. If it waits in a queue, this is only the earliest time.
     fn begin_gathered(&mut self, id: &ExecutionId, partition: &Partition, begins: Timestamp) {
         let (now, timeout) = (self.now, self.engine.timeout_of(partition.workflow()));
         let after = self.after(id);
@@ -137,7 +138,7 @@ impl Book<'_> {
         }
     }
 
-    /// Adds an input to a batch. Gives its number; none if the batch has no room for it, and begins.
+    /// Adds an input to a batch. Returns its number; none if the batch has no room for it, and then the batch begins.
     async fn add_input(
         &mut self,
         id: &ExecutionId,
@@ -165,7 +166,7 @@ impl Book<'_> {
         self.inputs.entry(id.clone()).or_insert_with(|| (number, Vec::new())).1.push(input);
     }
 
-    /// An execution begins that may have gathered starts: it is given what there is.
+    /// Called when an execution begins that may have gathered starts: it gets the inputs gathered so far.
     pub(super) async fn end_gathering(
         &mut self,
         id: &ExecutionId,
@@ -180,21 +181,21 @@ impl Book<'_> {
         Ok(())
     }
 
-    /// All inputs of a batch, as a JSON list. What is kept beside goes with the execution.
+    /// Returns all inputs of a batch as a JSON list. The inputs stored beside the execution are deleted with it.
     async fn take_inputs(&mut self, id: &ExecutionId) -> Result<String> {
         let mut inputs = inputs_of(self.engine, &self.view, id).await?;
         inputs.extend(self.inputs.remove(id).into_iter().flat_map(|(_, inputs)| inputs));
         Ok(list(&inputs))
     }
 
-    /// Has a batch begin with what it has gathered.
+    /// Lets a batch begin with the inputs gathered so far.
     async fn flush(&mut self, id: &ExecutionId, partition: &Partition) -> Result<()> {
         self.after(id).input = self.take_inputs(id).await?;
         self.begin_gathered(id, partition, self.now);
         Ok(())
     }
 
-    /// Has an execution that is about to be stored gather the starts that follow.
+    /// Makes an execution that is about to be stored gather the starts that follow.
     pub(super) fn gather(
         &mut self,
         policy: &Policy,
@@ -228,7 +229,7 @@ impl Book<'_> {
 }
 
 impl Execution {
-    /// Whether it waits in a line, and none of its code may run.
+    /// True if the execution waits in a queue. Its code must not run.
     pub(crate) fn is_queued(&self) -> bool {
         self.admission.as_ref().is_some_and(|admission| admission.ticket.is_some())
     }
@@ -237,7 +238,7 @@ impl Execution {
         self.admission.as_ref()?.gathers.as_ref()
     }
 
-    /// Whether its inputs are kept beside it.
+    /// True if its inputs are stored beside it.
     pub(crate) fn is_batch(&self) -> bool {
         self.gathers().is_some_and(|gathers| gathers.batch.is_some())
     }
@@ -255,7 +256,7 @@ async fn inputs_of(engine: &Inner, view: &View, id: &ExecutionId) -> Result<Vec<
     Ok(inputs)
 }
 
-/// Inputs, each JSON text, as a JSON list.
+/// Joins inputs, each JSON text, to a JSON list.
 pub(crate) fn list(inputs: &[String]) -> String {
     format!("[{}]", inputs.join(","))
 }

@@ -1,5 +1,6 @@
-//! From starts and ends to commits: those of a partition that come while a commit is on its way share the next one.
-//! What ends gives its permits back, then those that wait in the line are admitted, then starts are decided.
+//! Turns starts and ends of executions into commits. The jobs of a partition that arrive while a commit is on its way
+//! share the next one. In a commit, ended executions first return their permits, then executions in the queue are
+//! admitted, then starts are decided.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -16,17 +17,17 @@ use crate::workflow::admission::{Admissions, Started};
 use crate::workflow::stored::record::Execution;
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
-/// How many executions are admitted from a line by one commit.
+/// How many executions one commit admits from a queue.
 const MOST_ADMITTED: usize = 256;
 
-/// Stores the execution of a start, with the record that it is given.
+/// Stores the execution of a start with the record that was decided.
 pub(crate) type Starter = Box<dyn Rider<Execution, ()>>;
 
-/// What is done in a lane.
+/// The work of a lane.
 pub(crate) enum Job {
     Start(Box<StartJob>),
     End(Box<EndJob>),
-    /// There may be room for the next in a line.
+    /// The queue may have room for its next execution.
     Next(Partition),
 }
 
@@ -34,21 +35,21 @@ pub(crate) enum Job {
 pub(crate) struct StartJob {
     pub(super) asked: Asked,
     pub(super) id: ExecutionId,
-    /// Its record without any limits.
+    /// The record without any limits.
     pub(super) first: Execution,
-    /// Its record as it was decided.
+    /// The record that was decided.
     pub(super) decided: Option<Execution>,
     pub(super) starter: Starter,
     pub(super) answer: oneshot::Sender<Result<Started>>,
 }
 
-/// The end of an execution that holds permits: the rest of the commit that makes it so.
+/// The end of an execution that holds permits, with the rest of the commit that ends it.
 pub(crate) struct EndJob {
     pub(super) permits: Vec<Partition>,
     pub(super) commit: Commit,
-    /// Where its checks and writes begin in the commit of the lane.
+    /// The indexes of its first check and its first write in the commit of the lane.
     pub(super) first: (usize, usize),
-    /// What became of it; nothing if the lane could not serve.
+    /// Gets the outcome. It is dropped without one if the lane cannot serve.
     pub(super) answer: oneshot::Sender<Result<Outcome, StoreError>>,
 }
 
@@ -65,7 +66,7 @@ impl EndJob {
         let _ = self.answer.send(Ok(Outcome::Applied(Receipt { revs, ..receipt.clone() })));
     }
 
-    /// The commit was refused. The end is given back if that was not for one of its own checks.
+    /// Called when the commit is refused. Returns the job if none of its own checks failed.
     fn refused(self, refusal: &Refusal) -> Option<EndJob> {
         let its = self.first.0..self.first.0 + self.commit.checks().len();
         let failed = refusal.failed.iter().filter(|failed| its.contains(&failed.index));
@@ -80,7 +81,7 @@ impl EndJob {
 
 impl Job {
     fn fail(self, error: &WorkflowError) {
-        // An end that is given no answer is committed elsewhere.
+        // The answer of an end is dropped here. The caller then commits the end without the lane.
         if let Job::Start(mut start) = self {
             if let WorkflowError::Store(error) = error {
                 start.starter.failed(error);
@@ -89,12 +90,12 @@ impl Job {
         }
     }
 
-    /// The limits of which it gives a permit back.
+    /// The limits of the permits that the job returns.
     fn given_back(&self) -> &[Partition] {
         if let Job::End(end) = self { &end.permits } else { &[] }
     }
 
-    /// The lines that are looked at before it.
+    /// The queues that are looked at before the job.
     fn lines(&self) -> Vec<Partition> {
         match self {
             Job::Next(line) => vec![line.clone()],
@@ -107,16 +108,16 @@ impl Job {
     }
 }
 
-/// Jobs that share a commit, and what they came to.
+/// Jobs that share a commit, and their decisions.
 pub(crate) struct Batch {
     jobs: Vec<(Job, Ruling)>,
     placed: Placed,
     rest: Part,
-    /// The lines that are to be looked at again.
+    /// The queues to look at again after the commit.
     next: BTreeSet<Partition>,
 }
 
-/// How many executions the next commit may admit from lines.
+/// How many executions the next commit may admit from queues.
 pub(crate) struct Known(usize);
 
 impl Default for Known {
@@ -125,7 +126,7 @@ impl Default for Known {
     }
 }
 
-/// What the first jobs of a lane come to. Without a part there is nothing to commit.
+/// The decisions about the first jobs of a lane. Without a part there is nothing to commit.
 struct Decided {
     jobs: Vec<(Job, Ruling)>,
     part: Option<Part>,
@@ -133,7 +134,7 @@ struct Decided {
 }
 
 impl Admissions {
-    /// Decides jobs of one lane. A job that cannot be decided in the same commit is left with those behind it.
+    /// Decides the jobs of one lane. A job that cannot be decided in this commit stays queued with the jobs behind it.
     async fn decide(&self, policy: &Policy, jobs: &mut VecDeque<Job>, most: usize) -> Result<Decided> {
         let engine = self.engine().ok_or(WorkflowError::Stopped)?;
         let mut book = Book::new(&engine).await?;
@@ -142,7 +143,7 @@ impl Admissions {
         for partition in &given_back {
             book.give_back(partition).await?;
         }
-        // The line of the workflow as a whole is the first of them: what is admitted by a key then goes behind it.
+        // The queue of the whole workflow is first in this order. Executions admitted by a key are then behind it.
         let lines: BTreeSet<Partition> = jobs.iter().flat_map(Job::lines).collect();
         for line in &lines {
             if book.admit_next(policy, line, most).await? {
@@ -167,7 +168,7 @@ impl Admissions {
                 }
             };
             if let Ruling::Later = decision {
-                // Ends are in the book already.
+                // The permits of these ends are already counted as returned.
                 let (ends, later): (Vec<Job>, Vec<Job>) = jobs.drain(..).partition(|job| matches!(job, Job::End(_)));
                 decided.extend(ends.into_iter().map(|end| (end, Ruling::Starts(None))));
                 jobs.extend([job].into_iter().chain(later));
@@ -180,7 +181,7 @@ impl Admissions {
         Ok(Decided { jobs: decided, part, next })
     }
 
-    /// Answers a job whose decision is stored, or needs nothing to be.
+    /// Answers a start whose decision is stored, or needs no commit.
     fn answer(&self, start: StartJob, decision: Ruling) {
         self.note_used(&start.first.workflow, &start.asked);
         let _ = start.answer.send(match decision {
@@ -233,7 +234,7 @@ impl Plan for Admissions {
                     tracing::warn!(workflow = lane.workflow(), %error, "starts could not be decided");
                 }
                 if error.kind() == ErrorKind::Unavailable {
-                    // The lines are looked at again when the store serves.
+                    // The queues are looked at again when the store serves again.
                     self.node.doubt();
                 }
                 taken.into_iter().for_each(|job| job.fail(&error));
@@ -288,7 +289,7 @@ impl Plan for Admissions {
                 Job::Next(_) => {}
             }
         }
-        // What was put into a line may have missed a permit that was given back meanwhile.
+        // A start that entered a queue may have missed a permit that was returned meanwhile.
         batch.next.iter().for_each(|line| self.look_at(line));
     }
 
@@ -330,7 +331,7 @@ impl Plan for Admissions {
         batch.jobs.into_iter().rev().for_each(|(job, _)| jobs.push_front(job));
     }
 
-    /// Fewer are admitted by one commit: their records may be large.
+    /// Admits fewer executions per commit: their records may be large.
     fn shrink(self: &Arc<Admissions>, known: &mut Known) -> bool {
         let can_be = known.0 > 1;
         known.0 = (known.0 / 8).max(1);
@@ -339,8 +340,8 @@ impl Plan for Admissions {
 
     fn failed(self: &Arc<Admissions>, _: &mut Known, batch: Batch, error: StoreError, _: &mut VecDeque<Job>) {
         self.node.doubt();
-        // A commit that is too large, or touches something damaged, has written nothing, and the reason may be another
-        // job: the end is committed elsewhere.
+        // A commit that is too large or touches a damaged record has written nothing, and another job may be the
+        // reason. So the end is committed without the lane.
         let is_whole = matches!(error.kind(), ErrorKind::Invalid | ErrorKind::Corrupt);
         for (job, _) in batch.jobs {
             match job {

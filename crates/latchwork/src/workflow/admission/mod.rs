@@ -1,8 +1,8 @@
-//! Admission: which starts of a workflow run, wait, are gathered or rejected, by what its definition says.
+//! Admission decides which starts of a workflow run, wait, are gathered or are rejected, as its definition says.
 //!
-//! A permit is taken in the commit that starts an execution, or takes it out of a line, and is given back in the commit
-//! that ends it. So a limit can be neither exceeded nor leaked. Nothing is remembered in memory: each decision is made
-//! on a view, and the commit checks what it rests on.
+//! The commit that starts an execution, or takes it out of a queue, also takes its permit. The commit that ends the
+//! execution returns it. So a limit is never exceeded and no permit leaks. No counts are kept in memory: each decision
+//! is made on a view, and the commit checks the records that the decision depends on.
 
 mod book;
 mod gather;
@@ -37,14 +37,14 @@ pub(crate) use starter::Stored;
 use stored::{Gate, Gates, Partition};
 pub(crate) use tidy::keep;
 
-/// How long to wait after the store did not serve.
+/// The pause after the store did not serve.
 const AGAIN: Duration = Duration::from_millis(100);
 
 /// A start that was accepted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Started {
     pub(crate) id: ExecutionId,
-    /// Which input of a batch it is.
+    /// The number of its input in a batch.
     pub(crate) item: Option<u32>,
 }
 
@@ -54,7 +54,7 @@ impl From<ExecutionId> for Started {
     }
 }
 
-/// Where the end of an execution is committed, and the limits that it holds permits of.
+/// The lane that commits the end of an execution, and the limits whose permits the execution holds.
 pub(crate) struct EndLane {
     lane: Partition,
     permits: Vec<Partition>,
@@ -66,25 +66,25 @@ pub(crate) struct EndLane {
 pub struct LimitUse {
     /// How many executions hold a permit.
     pub used: u64,
-    /// How many wait for one.
+    /// How many executions wait for one.
     pub waiting: u64,
 }
 
-/// Where an execution stands that waits for a permit.
+/// The position of an execution that waits for a permit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PlaceInLine {
     /// The limit's key, or the workflow's name.
     pub key: String,
-    /// How many are before it, 10,000 at the most.
+    /// How many executions are before it, at most 10,000.
     pub ahead: u64,
     /// How many executions hold a permit.
     pub used: u64,
-    /// How many may, by what was so when one was admitted last.
+    /// How many may hold one, as of the last admission.
     pub limit: u32,
 }
 
-/// How far a line is counted.
+/// How many positions of a queue are counted.
 const COUNTED: usize = 10_000;
 
 impl PlaceInLine {
@@ -109,7 +109,7 @@ impl PlaceInLine {
     }
 }
 
-/// How much of a limit is used, as a view shows it.
+/// Reads from a view how much of a limit is used.
 async fn limit_use(gates: &Gates, view: &View, partition: &Partition) -> Result<(Gate, LimitUse)> {
     let Some((gate, _, ended, left)) = gate_at(gates, view, partition).await? else { return Ok(Default::default()) };
     let used = gate.held.saturating_sub(ended.len() as u64);
@@ -122,7 +122,7 @@ pub(crate) struct Admissions {
     engine: OnceLock<Weak<Inner>>,
     node: Arc<Node>,
     lanes: Lanes<Admissions>,
-    /// Limits of which something was given back, and buckets that were used: they may be of no use any more.
+    /// Limits with returned permits, and buckets in use. Their records may no longer be needed.
     used: Mutex<BTreeSet<Partition>>,
     untidy: Notify,
 }
@@ -138,7 +138,7 @@ impl Admissions {
         })
     }
 
-    /// Serves an engine.
+    /// Sets the engine to serve.
     pub(crate) fn serve(&self, engine: Weak<Inner>) {
         let _ = self.engine.set(engine);
     }
@@ -147,7 +147,7 @@ impl Admissions {
         self.engine.get()?.upgrade()
     }
 
-    /// Has a start decided, and stored if it is accepted. None if the starter found a reason of its own against it.
+    /// Decides a start, and stores it if it is accepted. Returns none if the starter itself stopped it.
     pub(crate) async fn start(
         self: &Arc<Admissions>,
         definition: &Definition,
@@ -163,8 +163,8 @@ impl Admissions {
         answered.await.ok().transpose()
     }
 
-    /// The lane that the end of an execution is committed in, if others may wait for its permits: the next of them is
-    /// admitted by the same commit.
+    /// The lane that commits the end of an execution, if other executions may wait for its permits. The same commit
+    /// then admits the next of them.
     pub(crate) fn lane_of_end(&self, before: &Execution) -> Option<EndLane> {
         let engine = self.engine()?;
         let policy = &engine.definition(&before.workflow)?.policy;
@@ -174,7 +174,8 @@ impl Admissions {
         permits.iter().all(|partition| policy.lane(partition) == lane).then_some(EndLane { lane, permits })
     }
 
-    /// Has the end of an execution committed, and the next in line admitted with it. None if the lane cannot serve.
+    /// Commits the end of an execution and admits the next execution of the queue with it. Returns none if the lane
+    /// cannot serve.
     pub(crate) async fn end(
         self: &Arc<Admissions>,
         EndLane { lane, permits }: EndLane,
@@ -186,12 +187,12 @@ impl Admissions {
         answered.await.ok()
     }
 
-    /// Keeps the lane of a start from making commits, for one that is decided elsewhere.
+    /// Keeps the lane of a start from making commits while the start is decided elsewhere.
     pub(crate) async fn turn(self: &Arc<Admissions>, definition: &Definition, asked: &Asked) -> Option<Turn> {
         Lanes::turn(self, &definition.policy.lane_of(&definition.name, asked)).await
     }
 
-    /// Has the next in a line admitted, if there is room.
+    /// Admits the next execution of a queue if there is room.
     fn look_at(self: &Arc<Admissions>, line: &Partition) {
         let definition = self.engine().and_then(|engine| engine.definition(line.workflow()).cloned());
         if let Some(definition) = definition {
@@ -199,14 +200,14 @@ impl Admissions {
         }
     }
 
-    /// What decisions make of a commit that is made elsewhere. When it has landed, its lines are looked at: what was
-    /// put into one may have missed a permit that was given back meanwhile.
+    /// Turns decisions into a part of a commit that is made elsewhere. After that commit, the queues are looked at: a
+    /// start that entered one may have missed a permit that was returned meanwhile.
     pub(crate) fn looking_later(self: &Arc<Admissions>, book: Book<'_>) -> Part {
         let (admissions, lines) = (self.clone(), book.queued.clone());
         book.into_part().then(move |_| lines.iter().for_each(|line| admissions.look_at(line)))
     }
 
-    /// Permits were given back, or places in lines.
+    /// Called when permits were returned or positions in queues were left.
     fn given_back(self: &Arc<Admissions>, partitions: &[Partition]) {
         let Some(engine) = self.engine() else { return };
         for partition in partitions {
@@ -218,8 +219,8 @@ impl Admissions {
         }
     }
 
-    /// Looks at all lines in the shards of this node: an earlier process may have ended between the end of an execution
-    /// and the admission of the next, and a limit may have been raised.
+    /// Looks at all queues in the shards of this node. An earlier process may have crashed between the end of an
+    /// execution and the admission of the next, and a limit may have been raised.
     pub(crate) async fn look_at_all(self: &Arc<Admissions>) -> Result<()> {
         let Some(engine) = self.engine() else { return Ok(()) };
         let gates = engine.spaces.gates();
@@ -237,12 +238,12 @@ impl Admissions {
     }
 }
 
-/// Looks at all lines once, however long the store does not serve.
+/// Looks at all queues once. Retries as long as the store does not serve.
 pub(crate) async fn look_once(engine: Weak<Inner>) {
     while let Some(inner) = engine.upgrade().filter(|inner| !inner.is_stopped()) {
         match inner.admissions.look_at_all().await {
             Err(error) if error.kind() == ErrorKind::Unavailable => {}
-            Err(error) => return tracing::error!(%error, "not all lines of starts could be looked at"),
+            Err(error) => return tracing::error!(%error, "not all queues of starts could be looked at"),
             Ok(()) => return,
         }
         let pause = inner.store.env().sleep(AGAIN);
@@ -252,7 +253,7 @@ pub(crate) async fn look_once(engine: Weak<Inner>) {
 }
 
 impl Inner {
-    /// What the end of an execution gives back of limits: its permits, and its place in a line.
+    /// What the end of an execution returns: its permits, and its position in a queue.
     pub(crate) fn giving_back(self: &Arc<Inner>, id: &ExecutionId, before: &Execution) -> Option<Part> {
         let admission: &Admission = before.admission.as_deref()?;
         let (gates, admissions) = (self.spaces.gates(), self.admissions.clone());
@@ -269,7 +270,7 @@ impl Inner {
         is_any.then(|| part.then(move |_| admissions.given_back(&partitions)))
     }
 
-    /// Whether a start would run at once, as things are. One that would be rejected is, without any commit.
+    /// True if a start would run at once. Returns the error of a start that would be rejected. Commits nothing.
     pub(crate) async fn would_run(self: &Arc<Inner>, definition: &Definition, asked: &Asked) -> Result<bool> {
         if asked.gathers.is_some() {
             return Ok(false);
@@ -282,8 +283,8 @@ impl Inner {
         }
     }
 
-    /// Decides a start whose commit is made elsewhere: what that has to hold, and what keeps other starts from being
-    /// decided by the same limits until it is answered.
+    /// Decides a start whose commit is made elsewhere. Returns the part for that commit, and the turn that keeps other
+    /// starts of the same limits undecided until the commit is answered.
     pub(crate) async fn admitting(
         self: &Arc<Inner>,
         definition: &Definition,
@@ -299,7 +300,7 @@ impl Inner {
         }
     }
 
-    /// Ends an execution that waits in a line: none of its code is run.
+    /// Ends an execution that waits in a queue. None of its code runs.
     pub(crate) async fn leave_line(
         self: &Arc<Inner>,
         id: &ExecutionId,
@@ -327,7 +328,7 @@ impl Inner {
         }))
     }
 
-    /// Ends an execution whose time in a line is over.
+    /// Ends an execution whose time in a queue is over.
     pub(crate) fn time_out_in_line(self: &Arc<Inner>, id: &ExecutionId, before: Execution, rev: crate::store::Rev) {
         let (engine, id) = (self.clone(), id.clone());
         self.node.runtime.spawn(async move {
@@ -338,10 +339,10 @@ impl Inner {
             };
             match left {
                 Ok(true) => {}
-                // It was admitted meanwhile, or was changed: then it is looked at again.
+                // It was admitted or changed meanwhile, so it is looked at again.
                 Ok(false) => engine.wake_up(&id),
                 Err(error) => {
-                    tracing::warn!(%id, %error, "an execution could not leave its line yet");
+                    tracing::warn!(%id, %error, "an execution could not leave its queue yet, retrying");
                     engine.timers.look_again();
                 }
             }
@@ -364,7 +365,7 @@ impl Engine {
     /// engine.start(&nightly, ()).await?;
     /// assert_eq!(engine.limit_use("nightly", None).await?.used, 1);
     /// let error = engine.start(&nightly, ()).await.unwrap_err();
-    /// assert_eq!(error.to_string(), "workflow \"nightly\" runs 1 of 1 times for \"nightly\"; no more is admitted");
+    /// assert_eq!(error.to_string(), "workflow \"nightly\" runs 1 of 1 times for \"nightly\"; the limit is reached");
     /// # Ok(()) }
     /// ```
     pub async fn limit_use(&self, workflow: &str, key: Option<&str>) -> Result<LimitUse> {

@@ -1,5 +1,5 @@
-//! What a definition says of its starts: how many may run, how often, which are gathered; and what that means for one
-//! start. Nothing here is stored or looked up.
+//! The rules of a definition for its starts: how many may run, how often, and which are gathered; and what they mean
+//! for one start. This file reads and stores nothing.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ const KEY_BYTES: usize = 512;
 /// The largest batch.
 const LARGEST_BATCH: u32 = 10_000;
 
-/// Computes something of a start from its input, which is JSON text.
+/// Computes a property of a start from its input, which is JSON text.
 type OfInput<T> = Arc<dyn Fn(&str) -> Result<T, String> + Send + Sync>;
 
-/// A function of the input, without its types. What it panics with is an error.
+/// Wraps a function of the input so that it takes JSON text. A panic becomes an error.
 fn of_input<I: DeserializeOwned, T>(function: impl Fn(&I) -> T + Send + Sync + 'static) -> OfInput<T> {
     Arc::new(move |input| {
         let input = serde_json::from_str(input).map_err(|error| format!("the input does not fit: {error}"))?;
@@ -29,14 +29,14 @@ fn of_input<I: DeserializeOwned, T>(function: impl Fn(&I) -> T + Send + Sync + '
     })
 }
 
-/// What becomes of a start when a limit is reached.
+/// What happens to a start when a limit is reached.
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub enum WhenFull {
     /// It is rejected with [`WorkflowError::LimitReached`].
     #[default]
     Reject,
-    /// It waits in a line.
+    /// It waits in a queue.
     Queue(Queue),
 }
 
@@ -46,7 +46,7 @@ impl From<Queue> for WhenFull {
     }
 }
 
-/// The line of starts that wait for a permit: first come, first served, unless something else is said.
+/// The queue of starts that wait for a permit. First come, first served, unless a priority or a fair key is set.
 ///
 /// ```
 /// use std::time::Duration;
@@ -58,7 +58,7 @@ impl From<Queue> for WhenFull {
 ///     .run(async |_: Ctx, customer: String| Ok(customer));
 /// ```
 #[derive(Clone, Default)]
-#[must_use = "a line is given to `when_full`"]
+#[must_use = "pass the queue to `when_full`"]
 pub struct Queue {
     depth: Option<u32>,
     timeout: Option<Duration>,
@@ -67,25 +67,25 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// First come, first served, however many there are and however long it takes.
+    /// First come, first served, without a limit of length or time.
     pub fn new() -> Queue {
         Queue::default()
     }
 
-    /// How many may wait in one line. A start beyond that is rejected with [`WorkflowError::QueueFull`].
+    /// How many starts may wait in one queue. A start beyond that is rejected with [`WorkflowError::QueueFull`].
     pub fn depth(mut self, depth: u32) -> Queue {
         self.depth = Some(depth);
         self
     }
 
-    /// How long a start waits at the most. Then its execution ends as timed out, and none of its code has run.
+    /// How long a start waits at most. Then its execution ends as timed out, and none of its code has run.
     pub fn timeout(mut self, timeout: Duration) -> Queue {
         self.timeout = Some(timeout);
         self
     }
 
-    /// Starts of a higher priority go first. One step of priority counts as much as having waited longer by `ageing`:
-    /// so a start of low priority is overtaken for a while, and not for ever.
+    /// Starts of a higher priority go first. One step of priority counts as much as `ageing` of additional waiting
+    /// time. So other starts can overtake a start of low priority only for a limited time.
     pub fn priority<I: DeserializeOwned + 'static>(
         mut self,
         ageing: Duration,
@@ -95,8 +95,8 @@ impl Queue {
         self
     }
 
-    /// Starts of different keys are served in turn, one of each in a round: a key with many starts does not delay
-    /// another key with few. With a priority as well, a step of it counts as one round.
+    /// Starts of different keys are served in turn, one of each key per round. So a key with many starts does not delay
+    /// a key with few. If a priority is also set, one step of it counts as one round.
     pub fn fair<I: DeserializeOwned + 'static, K: Into<String>>(
         mut self,
         key: impl Fn(&I) -> K + Send + Sync + 'static,
@@ -106,8 +106,8 @@ impl Queue {
     }
 }
 
-/// How often a workflow may be started: a bucket of `max` tokens that is filled evenly, all of it in `per`. Each start
-/// takes a token. A full bucket allows `max` starts at once, and one more each `per / max` from then on.
+/// How often a workflow may be started: a bucket of `max` tokens that fills evenly, completely in `per`. Each start
+/// takes a token. A full bucket allows `max` starts at once, and then one more each `per / max`.
 #[derive(Clone)]
 #[must_use = "a rate limit is given to a definition"]
 pub struct RateLimit {
@@ -118,12 +118,12 @@ pub struct RateLimit {
 }
 
 impl RateLimit {
-    /// So many starts in such a time. A start beyond that is rejected with [`WorkflowError::RateLimited`].
+    /// Allows `max` starts in `per`. A start beyond that is rejected with [`WorkflowError::RateLimited`].
     pub fn new(max: u32, per: Duration) -> RateLimit {
         RateLimit { max, per, key: None, delays: false }
     }
 
-    /// A bucket for each key.
+    /// Uses one bucket for each key.
     pub fn by<I: DeserializeOwned + 'static, K: Into<String>>(
         mut self,
         key: impl Fn(&I) -> K + Send + Sync + 'static,
@@ -132,14 +132,14 @@ impl RateLimit {
         self
     }
 
-    /// A start that finds no token is not rejected: its execution begins when there is one, in the order of starts.
+    /// A start that finds no token is not rejected. Its execution begins when there is a token, in the order of starts.
     pub fn delay(mut self) -> RateLimit {
         self.delays = true;
         self
     }
 }
 
-/// Starts that follow each other closely become one execution, which is given the last input.
+/// Starts that follow each other closely become one execution, which gets the last input.
 #[derive(Clone)]
 #[must_use = "a debounce is given to a definition"]
 pub struct Debounce {
@@ -149,18 +149,18 @@ pub struct Debounce {
 }
 
 impl Debounce {
-    /// The execution begins when no other start has come for so long.
+    /// The execution begins when no further start has come for `window`.
     pub fn new(window: Duration) -> Debounce {
         Debounce { window, max_wait: None, key: None }
     }
 
-    /// It begins so long after the first of the starts at the latest.
+    /// The execution begins at most `max_wait` after the first of the starts.
     pub fn max_wait(mut self, max_wait: Duration) -> Debounce {
         self.max_wait = Some(max_wait);
         self
     }
 
-    /// Only starts of the same key become one.
+    /// Only starts of the same key become one execution.
     pub fn by<I: DeserializeOwned + 'static, K: Into<String>>(
         mut self,
         key: impl Fn(&I) -> K + Send + Sync + 'static,
@@ -170,7 +170,7 @@ impl Debounce {
     }
 }
 
-/// Starts that are gathered into one execution, which is given all of their inputs.
+/// Starts that are gathered into one execution, which gets all of their inputs.
 #[derive(Clone)]
 #[must_use = "a batch is given to a definition"]
 pub struct Batch {
@@ -180,7 +180,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// The execution begins with so many inputs, or so long after the first of them.
+    /// The execution begins with `max_size` inputs, or `max_wait` after the first of them.
     pub fn new(max_size: u32, max_wait: Duration) -> Batch {
         Batch { max_size, max_wait, key: None }
     }
@@ -195,10 +195,10 @@ impl Batch {
     }
 }
 
-/// What a definition says of its starts.
+/// The rules of a definition for its starts.
 #[derive(Clone, Default)]
 pub(crate) struct Policy {
-    /// How many may run of the workflow as a whole, and of each key.
+    /// How many executions may run: of the whole workflow, and of each key.
     pub(crate) total: Option<u32>,
     pub(crate) each: Option<(u32, OfInput<String>)>,
     pub(crate) when_full: WhenFull,
@@ -207,17 +207,17 @@ pub(crate) struct Policy {
     pub(crate) batch: Option<Batch>,
 }
 
-/// What one start asks for.
+/// What one start needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Asked {
-    /// The keys of the limits that it has to pass, in this order.
+    /// The keys of the limits that it must pass, in this order.
     pub(crate) gates: Vec<Option<String>>,
     pub(crate) priority: i32,
-    /// The key by which a line serves in turn.
+    /// The key that a fair queue uses.
     pub(crate) flow: Option<String>,
-    /// The key of its bucket, if there is a rate limit.
+    /// The key of its bucket, if the workflow has a rate limit.
     pub(crate) bucket: Option<Option<String>>,
-    /// The key under which it is gathered, if it is.
+    /// The key under which it is gathered, if the workflow gathers starts.
     pub(crate) gathers: Option<Option<String>>,
 }
 
@@ -239,13 +239,13 @@ impl Policy {
         self.each = Some((max, of_input(move |input: &I| key(input).into())));
     }
 
-    /// Whether every start is as good as any other.
+    /// True if the definition sets no rule for starts.
     pub(crate) fn is_empty(&self) -> bool {
         let Policy { total, each, rate, debounce, batch, .. } = self;
         total.is_none() && each.is_none() && rate.is_none() && debounce.is_none() && batch.is_none()
     }
 
-    /// Rejects what cannot be meant.
+    /// Rejects rules that make no sense.
     pub(crate) fn check(&self, workflow: &str) -> Result<()> {
         match self.wrong() {
             None => Ok(()),
@@ -256,28 +256,28 @@ impl Policy {
     fn wrong(&self) -> Option<&'static str> {
         let most = self.total.into_iter().chain(self.each.as_ref().map(|(max, _)| *max));
         if most.min() == Some(0) {
-            return Some("a concurrency of 0 would admit no execution at all; the least is 1");
+            return Some("a concurrency of 0 would admit no execution; the minimum is 1");
         }
         if let WhenFull::Queue(queue) = &self.when_full {
             if self.total.is_none() && self.each.is_none() {
-                return Some("a line needs a limit that it is for: say `concurrency` as well");
+                return Some("a queue needs a limit: set `concurrency` or `concurrency_by` as well");
             }
             if queue.depth == Some(0) {
-                return Some("a line of depth 0 can hold no start; leave `when_full` out to reject starts");
+                return Some("a queue of depth 0 can hold no start; leave `when_full` out to reject starts");
             }
             if queue.timeout.is_some_and(|timeout| timeout.is_zero()) {
-                return Some("a line with a time limit of zero can hold no start");
+                return Some("a queue with a time limit of zero can hold no start");
             }
             if queue.priority.as_ref().is_some_and(|(ageing, _)| ageing.is_zero()) && queue.fair.is_none() {
-                return Some("with an ageing of zero a priority would count for nothing");
+                return Some("with an ageing of zero a priority would have no effect");
             }
         }
         if let Some(RateLimit { max, per, .. }) = &self.rate {
             if *max == 0 {
-                return Some("a rate limit of 0 would admit no execution at all; the least is 1");
+                return Some("a rate limit of 0 would admit no execution; the minimum is 1");
             }
             if per.as_micros() < u128::from(*max) {
-                return Some("the period of a rate limit has to be at least a microsecond for each start");
+                return Some("the period of a rate limit must be at least a microsecond for each start");
             }
         }
         if let Some(Debounce { window, max_wait, .. }) = &self.debounce {
@@ -292,17 +292,17 @@ impl Policy {
             }
         }
         match &self.batch {
-            Some(Batch { max_size: 0, .. }) => Some("a batch of 0 inputs can never be full; the least is 1"),
+            Some(Batch { max_size: 0, .. }) => Some("a batch of 0 inputs can never be full; the minimum is 1"),
             Some(Batch { max_size, .. }) if *max_size > LARGEST_BATCH => Some("a batch has at most 10,000 inputs"),
             Some(Batch { max_wait, .. }) if max_wait.is_zero() => {
-                Some("a batch that waits for no time at all would gather nothing")
+                Some("a batch with a `max_wait` of zero would gather nothing")
             }
             _ => None,
         }
     }
 
-    /// The lane in which everything of a partition is decided. If starts look at several things, their keys may be of
-    /// different kinds, and all starts of the workflow are decided in one lane.
+    /// The lane that decides everything of a partition. If several rules are set, their keys may differ, and one lane
+    /// decides all starts of the workflow.
     pub(crate) fn lane(&self, partition: &Partition) -> Partition {
         let looks = [self.total.is_some(), self.each.is_some(), self.rate.is_some(), self.gather().is_some()];
         match looks.into_iter().filter(|looks| *looks).count() {
@@ -311,13 +311,13 @@ impl Policy {
         }
     }
 
-    /// The lane in which a start is decided.
+    /// The lane that decides a start.
     pub(crate) fn lane_of(&self, workflow: &str, asked: &Asked) -> Partition {
         let key = asked.gates.iter().chain(&asked.bucket).chain(&asked.gathers).next();
         self.lane(&Partition::new(workflow, key.and_then(|key| key.as_deref())))
     }
 
-    /// The most that a limit admits. None if the workflow has no such limit any more.
+    /// How many executions a limit admits. None if the workflow no longer has this limit.
     pub(crate) fn most(&self, partition: &Partition) -> Option<u32> {
         match partition.key() {
             Some(_) => self.each.as_ref().map(|(max, _)| *max),
@@ -325,7 +325,7 @@ impl Policy {
         }
     }
 
-    /// Whether starts that find a limit reached wait.
+    /// True if starts that find a limit reached wait.
     pub(crate) fn queues(&self) -> bool {
         matches!(self.when_full, WhenFull::Queue(_))
     }
@@ -338,12 +338,12 @@ impl Policy {
         if let WhenFull::Queue(queue) = &self.when_full { queue.depth } else { None }
     }
 
-    /// How long a start waits in a line at the most.
+    /// How long a start waits in a queue at most.
     pub(crate) fn queue_timeout(&self) -> Option<Duration> {
         if let WhenFull::Queue(queue) = &self.when_full { queue.timeout } else { None }
     }
 
-    /// How much a step of priority counts, if it counts as time.
+    /// The waiting time that one step of priority counts for.
     pub(crate) fn ageing(&self) -> Option<Duration> {
         if let WhenFull::Queue(queue) = &self.when_full {
             queue.priority.as_ref().map(|(ageing, _)| *ageing)
@@ -352,7 +352,7 @@ impl Policy {
         }
     }
 
-    /// How many starts a bucket holds, and in which time it is filled; and whether starts wait for it.
+    /// The size of a bucket, the time in which it fills, and whether starts wait for a token.
     pub(crate) fn bucket(&self) -> Option<(u32, Duration, bool)> {
         self.rate.as_ref().map(|rate| (rate.max, rate.per, rate.delays))
     }
@@ -362,7 +362,7 @@ impl Policy {
         last.or_else(|| self.batch.as_ref().map(|it| Gather::All { max_size: it.max_size, max_wait: it.max_wait }))
     }
 
-    /// What a start with this input asks for. The functions of the definition are called here, and nowhere else.
+    /// Computes what a start with this input needs. Only here are the functions of the definition called.
     pub(crate) fn asked(&self, workflow: &str, input: &str) -> Result<Asked> {
         let bad = |what: &'static str, reason: String| WorkflowError::Key { workflow: workflow.into(), what, reason };
         let key = |what, function: &OfInput<String>| {
@@ -384,7 +384,7 @@ impl Policy {
             asked.gates.push(None);
         }
         if let WhenFull::Queue(queue) = &self.when_full {
-            asked.flow = optional("the key of its fair line", &queue.fair)?;
+            asked.flow = optional("the key of its fair queue", &queue.fair)?;
             if let Some((_, priority)) = &queue.priority {
                 asked.priority = priority(input).map_err(|reason| bad("its priority", reason))?;
             }
@@ -401,7 +401,7 @@ impl Policy {
 }
 
 impl Asked {
-    /// The same for an execution that is one of its own, though its workflow gathers starts.
+    /// The same for an execution that is never gathered with others.
     pub(crate) fn alone(self) -> Asked {
         Asked { gathers: None, ..self }
     }

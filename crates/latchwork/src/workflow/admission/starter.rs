@@ -1,4 +1,4 @@
-//! What stores the execution of a start: a run that makes its first commit, or a part that was made ready.
+//! Stores the execution of a start: either a run makes its first commit, or a prepared part is added to a commit.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ fn first_record(engine: &Arc<Inner>, id: &ExecutionId, first: &Execution) -> Par
     }
 }
 
-/// Stores an execution that is not in memory, with what else belongs to its start.
+/// Stores an execution that is not in memory, together with the other writes of its start.
 pub(crate) struct Stored {
     engine: Arc<Inner>,
     id: ExecutionId,
@@ -50,7 +50,7 @@ impl Stored {
         Stored { engine: engine.clone(), id: id.clone(), with: Box::new(with), placed: None }
     }
 
-    /// All that stores it, with this as its first record.
+    /// Returns everything that stores the execution, with `first` as its first record.
     pub(crate) fn part(&self, first: &Execution) -> Part {
         (self.with)(first_record(&self.engine, &self.id, first))
     }
@@ -81,8 +81,8 @@ impl Rider<Execution, ()> for Stored {
     fn rests(&mut self, (): ()) {}
 }
 
-/// The first commit of an execution that is in memory already: what its code has come to goes with it. If the
-/// execution has to wait, that is dropped, and it leaves memory.
+/// The first commit of an execution that is already in memory. The commit includes what its code has done so far. If
+/// the execution must wait, that work is dropped and the execution leaves memory.
 struct FirstCommit {
     run: Arc<Run>,
     next: Next,
@@ -92,7 +92,7 @@ struct FirstCommit {
 }
 
 impl FirstCommit {
-    /// The last commit was more than the store takes at once.
+    /// Undoes the boarding of a commit that did not land, so that the next commit can be boarded.
     fn rise(&mut self) {
         self.waits = None;
         self.boarded.take().into_iter().for_each(|boarded| self.run.put_back(boarded));
@@ -158,7 +158,7 @@ impl Rider<Execution, ()> for FirstCommit {
 }
 
 impl Run {
-    /// Makes the first commit of an execution whose workflow has limits: it is admitted with it, or not at all.
+    /// Makes the first commit of an execution whose workflow has limits. The same commit admits the execution.
     pub(crate) async fn send_admitted(self: &Arc<Run>, asked: Asked, next: Next) -> Sent {
         let first = self.with(|state| state.known.stored().clone());
         let receipt = Arc::new(Mutex::new(None));
@@ -175,13 +175,13 @@ impl Run {
 }
 
 impl Inner {
-    /// The starts of executions, as a part of a commit of another layer's. They begin when the commit has landed, if
-    /// they are admitted by then; one that is rejected is an error. Inputs are JSON text.
+    /// Starts executions in a commit of another layer. They begin when the commit has landed, if they are admitted by
+    /// then. A rejected start is an error. Inputs are JSON text.
     pub(crate) async fn starting(self: &Arc<Inner>, starts: &[(&str, String, ExecutionId)]) -> Result<Part> {
         self.starting_for(starts, None).await
     }
 
-    /// The same, for a schedule if there is one: that is told of the end.
+    /// The same for a schedule, if one is given: the end of the executions is reported to it.
     pub(crate) async fn starting_for(
         self: &Arc<Inner>,
         starts: &[(&str, String, ExecutionId)],

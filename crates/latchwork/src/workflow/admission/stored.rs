@@ -1,5 +1,5 @@
-//! What is stored of limits: gates, lines, buckets, and starts that are gathered; and their keys. All keys start with
-//! the shard of their partition: its owner goes through the lines.
+//! The stored records of limits: gates, queues, buckets, and gathering executions; and their keys. Each key begins with
+//! the shard of its partition, so that the owner of the shard can scan its queues.
 
 use std::sync::Arc;
 
@@ -11,14 +11,14 @@ use crate::store::{Commit, Item, Key, Order, Outcome, Range, Space, Store};
 use crate::workflow::stored::record::{Admission, Ticket};
 use crate::workflow::{ExecutionId, Result};
 
-/// The names of the spaces: of what decisions go by, and of what stands beside it.
+/// The names of the spaces: the records that decisions depend on, and what is stored beside them.
 pub(crate) const GATES: &str = "workflow.gates";
 pub(crate) const ADMISSION: &str = "workflow.admission";
 
-/// A space without keys. It is declared when all gates and buckets that earlier programs have stored have markers.
+/// A space without keys. It is declared once all gates and buckets of earlier programs have markers.
 pub(crate) const MARKED: &str = "workflow.marked";
 
-/// How many gates and buckets of earlier programs are marked by one commit.
+/// How many gates and buckets of earlier programs one commit marks.
 const MARKED_TOGETHER: usize = 256;
 
 /// What a limit is for: a workflow, or a key of one.
@@ -42,13 +42,13 @@ impl Partition {
         read_text(&self.0).map_or("", |(workflow, _)| workflow)
     }
 
-    /// The key; none for the limit of the workflow as a whole.
+    /// The key; none for the limit of the whole workflow.
     pub(crate) fn key(&self) -> Option<&str> {
         let (_, rest) = read_text(&self.0)?;
         Some(read_text(rest.strip_prefix(&[1])?)?.0)
     }
 
-    /// What stands in front of other bytes.
+    /// Reads the partition at the beginning of these bytes. Returns it and the rest.
     fn read(bytes: &[u8]) -> Option<(Partition, &[u8])> {
         let (_, rest) = read_text(bytes)?;
         let rest = match rest.split_first()? {
@@ -59,37 +59,37 @@ impl Partition {
     }
 }
 
-/// The record of a limit. What was given back since it was written is told by notes beside it: so an end needs no look
-/// at the gate. The next commit that writes the gate takes them into account, and away.
+/// The record of a limit. A permit that is returned becomes a note beside the gate, so that an end need not read the
+/// gate. The next commit that writes the gate counts the notes and deletes them.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) struct Gate {
-    /// How many it let through at once when it did last.
+    /// The limit at the last admission.
     pub(crate) limit: u32,
-    /// How many hold a permit, and how many wait in the line, less the notes.
+    /// How many executions hold a permit, and how many wait in the queue. The notes must be subtracted.
     pub(crate) held: u64,
     pub(crate) waiting: u64,
-    /// The last number that was given to a permit or a place.
+    /// The last number of a permit or a position.
     pub(crate) numbers: u64,
-    /// The highest rank that was taken from the line, and the highest that was given.
+    /// The highest rank that was taken from the queue, and the highest that was put into it.
     pub(crate) round: u64,
     pub(crate) highest: u64,
-    /// No place in the line is before this one. Those that were served are not walked over again.
+    /// No position in the queue is before this one. So a scan does not pass over positions that were served.
     pub(crate) head: Ticket,
 }
 
-/// The last rank that was given in a line to one of the keys that are served in turn.
+/// The last rank in a queue of one of the keys that are served in turn.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Flow {
     pub(crate) last: u64,
 }
 
-/// A bucket of a rate limit, by the time at which it is full again; microseconds.
+/// A bucket of a rate limit: the time at which it is full again, in microseconds.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) struct Bucket {
     pub(crate) full_us: u64,
 }
 
-/// The execution that gathers starts at present.
+/// The execution that now gathers starts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Gathering {
     pub(crate) id: ExecutionId,
@@ -97,7 +97,7 @@ pub(crate) struct Gathering {
 
 stored!(Gate => [b"\0\0"], Flow, Bucket, Gathering);
 
-/// The kinds of keys, behind the shard.
+/// The kinds of keys. The byte follows the shard.
 const GATE: u8 = b'g';
 const ENDED: u8 = b'e';
 const LEFT: u8 = b'l';
@@ -108,7 +108,7 @@ const DEBOUNCE: u8 = b'p';
 const BATCH: u8 = b'b';
 const MARKER: u8 = b'm';
 
-/// What a key is of.
+/// What a key belongs to.
 #[cfg(feature = "testing")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -117,19 +117,19 @@ pub(crate) enum Kind {
     Left,
     Line,
     Bucket,
-    /// Of a gate, and of a bucket.
+    /// The marker of a gate, and of a bucket.
     GateMarker,
     BucketMarker,
     Other,
 }
 
-/// The keys of what is stored of limits.
+/// The keys of the records of limits.
 #[derive(Clone)]
 pub(crate) struct Gates {
-    /// Records whose revs are checked. They are deleted and made again, and a decision that rests on one from before
-    /// must not pass: so their revs are never used again.
+    /// Records whose revs are checked. A record can be deleted and written again. Its revs are never used again, so a
+    /// decision on the earlier record cannot pass its check.
     pub(crate) gates: Space,
-    /// Notes, lines and markers. Nothing is left of the keys that are deleted here, so a scan walks over none of them.
+    /// Notes, queues and markers. A deleted key leaves no tombstone here, so a scan does not pass over any.
     pub(crate) beside: Space,
 }
 
@@ -150,12 +150,12 @@ impl Gates {
         self.beside.key([&Gates::bytes(kind, partition)[..], &number.to_be_bytes()].concat())
     }
 
-    /// A note that a permit was given back.
+    /// The note that a permit was returned.
     pub(crate) fn ended(&self, partition: &Partition, permit: u64) -> Key {
         self.note(ENDED, partition, permit)
     }
 
-    /// A note that a place in the line was left.
+    /// The note that a position in the queue was left.
     pub(crate) fn left(&self, partition: &Partition, ticket: Ticket) -> Key {
         self.note(LEFT, partition, ticket.number)
     }
@@ -180,12 +180,12 @@ impl Gates {
         self.gates.key(Gates::bytes(BUCKET, partition))
     }
 
-    /// Which execution gathers, as a batch or for a debounce. A workflow that had batches may have a debounce by now.
+    /// The execution that gathers, for a batch or for a debounce. A workflow that had batches may have a debounce now.
     pub(crate) fn gathering(&self, partition: &Partition, is_batch: bool) -> Key {
         self.gates.key(Gates::bytes(if is_batch { BATCH } else { DEBOUNCE }, partition))
     }
 
-    /// A place in a line.
+    /// A position in a queue.
     pub(crate) fn place(&self, partition: &Partition, ticket: Ticket, id: &ExecutionId) -> Key {
         let mut bytes = Gates::bytes(LINE, partition);
         bytes.extend_from_slice(&ticket.rank.to_be_bytes());
@@ -194,22 +194,22 @@ impl Gates {
         self.beside.key(bytes)
     }
 
-    /// All places in a line, the first to be served first.
+    /// All positions in a queue, the next to be served first.
     pub(crate) fn line(&self, partition: &Partition) -> Range {
         self.beside.prefix(Gates::bytes(LINE, partition))
     }
 
-    /// The places in a line from one on.
+    /// The positions in a queue from `head` on.
     pub(crate) fn line_from(&self, partition: &Partition, head: Ticket) -> Range {
         self.line(partition).from(&self.place(partition, head, &"".into()))
     }
 
-    /// Behind all places in a line: no id has such a byte.
+    /// A key behind all positions in a queue: no id has such a byte.
     pub(crate) fn end_of_line(&self, partition: &Partition) -> Key {
         self.beside.key([&Gates::bytes(LINE, partition)[..], &[0xff; 17]].concat())
     }
 
-    /// All lines of a shard, and all its markers.
+    /// All queues of a shard.
     pub(crate) fn lines(&self, shard: u16) -> Range {
         self.beside.prefix([&shard_key(shard)[..], &[LINE]].concat())
     }
@@ -218,20 +218,20 @@ impl Gates {
         self.beside.prefix([&shard_key(shard)[..], &[MARKER]].concat())
     }
 
-    /// The marker of a gate or a bucket: it is there exactly as long as that is.
+    /// The marker of a gate or a bucket. It exists exactly as long as the gate or the bucket does.
     pub(crate) fn marker(&self, of: &Key) -> Key {
         let (shard, rest) = of.bytes().split_at(2);
         self.beside.key([shard, &[MARKER], rest].concat())
     }
 
-    /// The partition that the key of a gate, of a bucket, of a marker or of a place in a line is of.
+    /// Reads the partition from the key of a gate, a bucket, a marker or a position.
     pub(crate) fn read_partition(key: &Key) -> Option<Partition> {
         let bytes = key.bytes().get(2..)?;
         let bytes = bytes.strip_prefix(&[MARKER]).unwrap_or(bytes);
         Partition::read(bytes.get(1..)?).map(|(partition, _)| partition)
     }
 
-    /// Gives markers to gates and buckets that have none: earlier programs have stored them without.
+    /// Writes markers for gates and buckets that earlier programs have stored without one.
     pub(crate) async fn mark_all(&self, store: &Store) -> Result<()> {
         let mut rest = self.gates.all();
         loop {
@@ -242,14 +242,14 @@ impl Gates {
             let mark = |commit: Commit, (key, item): (Key, Item)| {
                 commit.at_rev(&key, item.rev).put(&self.marker(&key), Vec::new())
             };
-            // One of them may have been changed meanwhile, by another process: then they are read again.
+            // Another process may have changed one of them meanwhile. Then they are read again.
             if let Outcome::Applied(_) = store.commit(found.fold(Commit::new(), mark)).await? {
                 rest = rest.after(&last);
             }
         }
     }
 
-    /// What a key is of.
+    /// Reads what a key belongs to.
     #[cfg(feature = "testing")]
     pub(crate) fn read_kind(key: &Key) -> Option<(Kind, Partition)> {
         let kind = match *key.bytes().get(2)? {
@@ -265,7 +265,7 @@ impl Gates {
         Some((kind, Gates::read_partition(key)?))
     }
 
-    /// Who stands at a place in a line.
+    /// Reads the ticket and the execution from the key of a position.
     pub(crate) fn read_place(key: &Key) -> Option<(Ticket, ExecutionId)> {
         let (_, rest) = Partition::read(key.bytes().get(3..)?)?;
         let (rank, rest) = rest.split_first_chunk::<8>()?;
@@ -276,13 +276,13 @@ impl Gates {
 }
 
 impl Admission {
-    /// The limits that it holds a permit of, and the numbers of the permits.
+    /// The limits whose permits it holds, and the numbers of the permits.
     pub(crate) fn held<'a>(&'a self, workflow: &'a str) -> impl Iterator<Item = (Partition, u64)> + 'a {
         let passed = self.gates.iter().take(self.passed.into());
         passed.map(move |it| (Partition::new(workflow, it.key.as_deref()), it.permit))
     }
 
-    /// The limit in whose line it stands, and its place there.
+    /// The limit in whose queue it waits, and its position there.
     pub(crate) fn queued(&self, workflow: &str) -> Option<(Partition, Ticket)> {
         let (ticket, gate) = (self.ticket?, self.gates.get(usize::from(self.passed))?);
         Some((Partition::new(workflow, gate.key.as_deref()), ticket))

@@ -1,6 +1,6 @@
-//! Clearing away what tells nothing any more: limits of which nothing is held and for which none waits, and buckets
-//! that are full. A key that is not in use leaves the rev of its gate, and nothing else. An engine that starts finds
-//! what earlier ones have left by markers, so that it walks over no revs.
+//! Deletes records that are no longer needed: gates without holders and waiters, and full buckets. A key that is not in
+//! use leaves only the rev of its gate. A starting engine finds the records of earlier engines by their markers, so
+//! that it does not scan over these revs.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -15,15 +15,15 @@ use crate::workflow::admission::policy::Asked;
 use crate::workflow::admission::stored::{Bucket, Gate, Gates, MARKED, Partition};
 use crate::workflow::engine::{Inner, Spaces};
 
-/// How long what is not in use stays at least: it may be used again.
+/// How long an unused record stays at least: it may be used again.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// How many partitions are cleared away by one commit, and how many records of each at the most.
+/// How many partitions one commit clears, and how many records of each at most.
 const TOGETHER: usize = 16;
 const MOST: usize = 250;
 
 impl Admissions {
-    /// A partition may be of no use any more, or soon.
+    /// Notes a partition whose records may not be needed now or soon.
     pub(super) fn note(&self, partition: Partition) {
         let mut used = self.used.lock();
         let was_empty = used.is_empty();
@@ -34,14 +34,14 @@ impl Admissions {
         }
     }
 
-    /// The same of the bucket of a start.
+    /// The same for the bucket of a start.
     pub(super) fn note_used(&self, workflow: &str, asked: &Asked) {
         if let Some(key) = &asked.bucket {
             self.note(Partition::new(workflow, key.as_deref()));
         }
     }
 
-    /// Clears away what a partition has left, unless it is in use. Gives those that are to be looked at again.
+    /// Deletes the records of partitions that are not in use. Returns the partitions to look at again.
     async fn clear(self: &Arc<Admissions>, engine: &Inner, partitions: &[Partition]) -> Result<Vec<Partition>> {
         let view = engine.store.view().await?;
         let (mut parts, mut later) = (Vec::new(), Vec::new());
@@ -58,7 +58,7 @@ impl Admissions {
         if parts.is_empty() || matches!(engine.store.commit(all).await?, Outcome::Applied(_)) {
             return Ok(later);
         }
-        // Some of them are in use again.
+        // Some of the partitions are in use again, so each gets its own commit.
         for part in parts {
             let _ = engine.store.commit(part.place(Commit::new()).0).await?;
         }
@@ -81,7 +81,7 @@ impl Admissions {
 }
 
 impl Spaces {
-    /// The spaces, when all gates and buckets have markers. Those of earlier programs have none, and get them once.
+    /// Returns the spaces once all gates and buckets have markers. Those of earlier programs get them once.
     pub(crate) async fn marked(self, store: &Store) -> Result<Spaces> {
         if store.spaces().await?.iter().all(|space| space.name() != MARKED) {
             self.gates().mark_all(store).await?;
@@ -91,17 +91,17 @@ impl Spaces {
     }
 }
 
-/// What is to be done for a partition.
+/// The work for one partition.
 struct Clearing {
-    /// What clears it away, if it is not in use.
+    /// Deletes its records, if it is not in use.
     part: Option<Part>,
-    /// Whether it is to be looked at again: its bucket is being filled, or notes are left.
+    /// True if it must be looked at again: its bucket is not full yet, or records are left.
     is_again: bool,
-    /// Whether any wait in its line.
+    /// True if executions wait in its queue.
     waits: bool,
 }
 
-/// What clears a partition away, if it is not in use.
+/// Decides what to delete of a partition.
 async fn clearing(engine: &Inner, view: &View, partition: &Partition) -> Result<Clearing> {
     let gates = engine.spaces.gates();
     let place = || format!("limit {partition:?}");
@@ -112,7 +112,7 @@ async fn clearing(engine: &Inner, view: &View, partition: &Partition) -> Result<
         let is_used = waits || gate.held > ended.len() as u64;
         let flows = view.scan(&gates.flows(partition), Order::Ascending, MOST).await?;
         if ended.len() + left.len() >= MOST {
-            // As long as permits are free, starts do not look for notes.
+            // Starts do not read the notes while permits are free, so the notes are deleted here.
             let ended = &ended[..ended.len().min(MOST)];
             let left = &left[..left.len().min(MOST - ended.len())];
             let held = gate.held.saturating_sub(ended.len() as u64);
@@ -122,7 +122,7 @@ async fn clearing(engine: &Inner, view: &View, partition: &Partition) -> Result<
             part = ended.iter().chain(left).fold(part, Part::delete);
             is_rest = true;
         } else if !is_used {
-            // No end comes any more, as none holds a permit. A start writes the gate.
+            // No permit is held, so no end can come. A start would write the gate and fail the check.
             part = part.at_rev(GATE, &gates.gate(partition), rev);
             is_rest = flows.len() >= MOST;
             if !is_rest {
@@ -146,11 +146,11 @@ async fn clearing(engine: &Inner, view: &View, partition: &Partition) -> Result<
     Ok(Clearing { part: is_any.then_some(part), is_again, waits })
 }
 
-/// Clears away what is not in use, some time after it was.
+/// Deletes unused records, some time after their last use.
 pub(crate) async fn keep(engine: Weak<Inner>, admissions: Arc<Admissions>) {
     let Some(inner) = engine.upgrade() else { return };
     if let Err(error) = admissions.note_all(&inner).await {
-        tracing::warn!(%error, "limits that are not in use could not be looked for");
+        tracing::warn!(%error, "unused limits could not be listed");
     }
     let env = inner.store.env().clone();
     drop(inner);
@@ -166,7 +166,7 @@ pub(crate) async fn keep(engine: Weak<Inner>, admissions: Arc<Admissions>) {
             match admissions.clear(&inner, some).await {
                 Ok(later) => later.into_iter().for_each(|partition| admissions.note(partition)),
                 Err(error) => {
-                    tracing::debug!(%error, "limits that are not in use stay for a while");
+                    tracing::debug!(%error, "unused limits could not be deleted, retrying");
                     some.iter().for_each(|partition| admissions.note(partition.clone()));
                 }
             }

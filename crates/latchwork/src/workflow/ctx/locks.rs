@@ -1,6 +1,6 @@
-//! Locks from within a workflow. The request for a lock and the record of it are one commit; so are the release, the
-//! record of that, and the grant to the next request. An execution that waits leaves memory, and is set running by the
-//! commit that grants it the lock.
+//! Locks from within a workflow. A request and its record in the journal are one commit. A release, its record and the
+//! grant to the next request are one commit, too. An execution that waits leaves memory; the commit that grants it the
+//! lock also makes the engine load it.
 
 mod passenger;
 
@@ -45,17 +45,17 @@ pub struct CtxLock {
 pub struct CtxReadWriteLock(CtxLock);
 
 impl Engine {
-    /// The locks of this engine: for operators, and for sessions of one's own.
+    /// The locks of this engine: for operators, and for explicit sessions.
     pub fn locks(&self) -> Locks {
         Locks::of(&self.inner.locks)
     }
 
-    /// A mutex, for code outside of workflows. It is held by this process, whose lease is renewed by itself.
+    /// A mutex, for code outside of workflows. It is held by this process, whose lease is renewed automatically.
     pub fn mutex(&self, name: impl Into<LockName>) -> Lock {
         self.locks().mutex(name)
     }
 
-    /// A semaphore of so many permits, for code outside of workflows.
+    /// A semaphore with this number of permits, for code outside of workflows.
     pub fn semaphore(&self, name: impl Into<LockName>, permits: u32) -> Lock {
         self.locks().semaphore(name, permits)
     }
@@ -76,38 +76,39 @@ impl Ctx {
         self.lock(name, LockKind::Mutex)
     }
 
-    /// A semaphore of so many permits.
+    /// A semaphore with this number of permits.
     pub fn semaphore(&self, name: impl Into<LockName>, permits: u32) -> CtxLock {
         self.lock(name, LockKind::Semaphore { permits })
     }
 
-    /// A read-write lock: any number of readers or one writer, in the order in which they came.
+    /// A read-write lock: any number of readers or one writer, granted in the order of the requests.
     pub fn rw_lock(&self, name: impl Into<LockName>) -> CtxReadWriteLock {
         CtxReadWriteLock(self.lock(name, LockKind::ReadWrite))
     }
 }
 
 impl CtxLock {
-    /// Shared with executions of this workflow only.
+    /// Shares the lock only with executions of this workflow.
     pub fn of_workflow(mut self) -> CtxLock {
         self.name.scope = LockScope::Workflow(self.ctx.run.definition.name.to_string());
         self
     }
 
-    /// Shared within this execution's family only: the one that nobody has started as a child, its children and theirs.
+    /// Shares the lock only within this execution's tree: the root, which was not started as a child, and all its
+    /// descendants.
     pub fn of_tree(mut self) -> CtxLock {
         self.name.scope = LockScope::Tree(self.ctx.run.root());
         self
     }
 
-    /// An execution that holds the mutex may acquire it again: it then has it until the last guard is gone.
+    /// Allows an execution that holds the mutex to acquire it again. It then holds it until its last guard is gone.
     pub fn reentrant(mut self) -> CtxLock {
         self.is_reentrant = true;
         self
     }
 
-    /// Acquires the lock, or one permit, and waits for it as long as that takes. Requests are granted in the order in
-    /// which they were made.
+    /// Acquires the lock, or one permit. Waits until the request is granted. Requests are granted in the order in which
+    /// they were made.
     pub fn acquire(&self) -> impl Future<Output = Outcome<CtxGuard>> + Send + use<> {
         self.acquire_many(1)
     }
@@ -119,7 +120,7 @@ impl CtxLock {
     }
 
     /// Acquires the lock, or one permit, if that takes no longer than `limit`. Otherwise the request is withdrawn, and
-    /// the answer is `None`.
+    /// this returns `None`.
     pub fn acquire_within(&self, limit: Duration) -> impl Future<Output = Outcome<Option<CtxGuard>>> + Send + use<> {
         self.acquire_many_within(1, limit)
     }
@@ -133,7 +134,7 @@ impl CtxLock {
         self.clone().taken(permits, Patience::Within(limit))
     }
 
-    /// Acquires the lock, or one permit, if that is possible at once. Otherwise the answer is `None`.
+    /// Acquires the lock, or one permit, if that is possible at once. Otherwise returns `None`.
     pub fn try_acquire(&self) -> impl Future<Output = Outcome<Option<CtxGuard>>> + Send + use<> {
         self.try_acquire_many(1)
     }
@@ -156,7 +157,7 @@ impl CtxLock {
         let call = Call { kind: Kind::Lock, name: &label, argument };
         let again = |operation: &Journaled<'_>, text: &str| Ok((operation.place.clone(), serde_json::from_str(text)?));
         let taken = ctx.replay_as(WaitsFor::Store, call, again, |operation| async move {
-            // What the source of a fork held is waited for, however long that takes.
+            // A fork waits for a lock that its source held, however long that takes.
             let is_anew = operation.entry.state == EntryState::Anew;
             let (waits, limit) = if is_anew { (true, None) } else { (waits, limit) };
             let place = operation.place.clone();
@@ -172,7 +173,8 @@ impl CtxLock {
         Ok(Some(CtxGuard::new(ctx, &self.name, ticket, &place, grant)))
     }
 
-    /// Asks for it, unless that was done before, and waits for it if need be. Nothing if it is not to be had at once.
+    /// Makes the request, unless the journal has it already, and waits for the grant. Returns `None` if `waits` is
+    /// false and the lock is not free.
     async fn ask(
         &self,
         operation: Journaled<'_>,
@@ -221,18 +223,18 @@ impl CtxLock {
     }
 }
 
-/// What is known of a grant that the code has a guard of.
+/// The state of a grant that the code has a guard of.
 pub(crate) enum Grant {
-    /// Every commit checks that it is there.
+    /// The grant exists, and every commit checks that.
     Held,
-    /// It was released before the replay came to the guard, or was that of a fork's source.
+    /// It was released before the replay came to the guard, or it belongs to the source of a fork.
     Past,
-    /// It was taken away. Until the last guard is gone, every operation fails for that.
+    /// An operator has released it. Until the last guard is gone, every operation fails because of that.
     Lost(LockRefused),
 }
 
 impl Run {
-    /// What is known of a grant. It is read only after a commit was refused because one was not there.
+    /// The state of a grant. It is read only after a commit was refused because a grant did not exist.
     async fn grant(&self, lock: &LockName, ticket: u64) -> Grant {
         if !self.engine.forced.lock().contains(&self.id) {
             return Grant::Held;
@@ -251,7 +253,8 @@ impl Run {
     }
 }
 
-/// What a lock is called in the journal of an execution, and in that of a fork, which is the root of another tree.
+/// The name of a lock in the journal. A lock of the tree has the same name in a fork, which is the root of another
+/// tree.
 fn label(run: &Run, lock: &LockName) -> String {
     match &lock.scope {
         LockScope::Tree(root) if *root == run.root() => format!("{} of this tree", lock.name),
@@ -259,7 +262,7 @@ fn label(run: &Run, lock: &LockName) -> String {
     }
 }
 
-/// Why a lock is not given, as a failure.
+/// The failure for an error of a lock.
 fn refused(error: LockError) -> Failure {
     match error {
         LockError::Refused(why) => Failure::typed(why).not_retryable(),
@@ -267,8 +270,8 @@ fn refused(error: LockError) -> Failure {
     }
 }
 
-/// A request on its way, or one that waits. If the branch is given up before it has come to something, it is taken
-/// back.
+/// A request on its way, or one that waits. If the branch is given up before there is a result, the request is
+/// abandoned.
 struct Asking {
     run: Arc<Run>,
     lock: LockName,
@@ -302,7 +305,7 @@ impl Waits<'_> {
         WaitsFor::Lock(self.lock.name.to_string())
     }
 
-    /// Has something done to the lock that makes the wait fail so.
+    /// A passenger that records this failure of the wait together with an operation on the lock.
     fn failing(&self, failure: &Failure) -> Passenger {
         let entry = Entry { state: EntryState::Gave(failure_text(failure)), ..self.operation.entry.clone() };
         Passenger::new(&self.lock.ctx.run, Some((self.operation.place.clone(), entry, None)), None)
@@ -314,7 +317,7 @@ impl Waits<'_> {
         let mut is_told = is_child && run.with(|state| state.known.stored().parent.is_none());
         let is_it = self.is_it();
         let look = |state: &mut State| {
-            // Others are to see that it waits before it is looked whether that will end.
+            // The deadlock search starts only when other executions can see that this one waits.
             if !std::mem::replace(&mut is_told, true) {
                 let _ = run.engine.suspects.send(Suspect { id: run.id.clone(), is_child });
             }
@@ -329,7 +332,7 @@ impl Waits<'_> {
         if let Ok(Answer::Withdrawn) = self.failing(&failure).ask(&self.lock.name, withdrawal).await {
             return Err(failure);
         }
-        // It was granted, or taken away, at the same time: there is a message that says so.
+        // The request was granted or removed at the same time: there is a message about it.
         let doing = Listed::begin(run, self.what());
         let found = doing.wait(self.what(), run.env().now(), None, |state| state.inbox.take(&is_it)).await;
         let Waited::Got(received) = found else { return std::future::pending().await };
@@ -337,13 +340,13 @@ impl Waits<'_> {
         if failure.is_time() || !is_granted {
             return self.received(received);
         }
-        // It is cancelled, and was granted the lock: that it was not given it, and that it lets go, are one commit.
+        // The execution is cancelled, but was granted the lock. One commit records the failure and releases the lock.
         let ask = Ask::Release { ticket: self.ticket, id: Some(request_id(run, &operation.place)) };
         let _ = self.failing(&failure).receiving(received.address).ask(&self.lock.name, ask).await;
         Err(failure)
     }
 
-    /// Records the receipt of the message that tells what became of the request.
+    /// Records the receipt of the message about the request.
     fn received(&self, received: Received) -> Outcome<Option<u64>> {
         let Received { address, message } = received;
         let result = match message.body {
@@ -360,49 +363,50 @@ impl Waits<'_> {
 }
 
 impl CtxReadWriteLock {
-    /// Shared with executions of this workflow only.
+    /// Shares the lock only with executions of this workflow.
     pub fn of_workflow(self) -> CtxReadWriteLock {
         CtxReadWriteLock(self.0.of_workflow())
     }
 
-    /// Shared within this execution's family only.
+    /// Shares the lock only within this execution's tree.
     pub fn of_tree(self) -> CtxReadWriteLock {
         CtxReadWriteLock(self.0.of_tree())
     }
 
-    /// Acquires it beside other readers.
+    /// Acquires the lock for reading, shared with other readers.
     pub fn read(&self) -> impl Future<Output = Outcome<CtxGuard>> + Send + use<> {
         self.0.acquire_many(1)
     }
 
-    /// Acquires it alone.
+    /// Acquires the lock for writing, alone.
     pub fn write(&self) -> impl Future<Output = Outcome<CtxGuard>> + Send + use<> {
         self.0.acquire_many(self.0.kind.capacity())
     }
 
-    /// Acquires it beside other readers, if that takes no longer than `limit`.
+    /// Acquires the lock for reading, if that takes no longer than `limit`.
     pub fn read_within(&self, limit: Duration) -> impl Future<Output = Outcome<Option<CtxGuard>>> + Send + use<> {
         self.0.acquire_many_within(1, limit)
     }
 
-    /// Acquires it alone, if that takes no longer than `limit`.
+    /// Acquires the lock for writing, if that takes no longer than `limit`.
     pub fn write_within(&self, limit: Duration) -> impl Future<Output = Outcome<Option<CtxGuard>>> + Send + use<> {
         self.0.acquire_many_within(self.0.kind.capacity(), limit)
     }
 
-    /// Acquires it beside other readers, if that is possible at once.
+    /// Acquires the lock for reading, if that is possible at once.
     pub fn try_read(&self) -> impl Future<Output = Outcome<Option<CtxGuard>>> + Send + use<> {
         self.0.try_acquire_many(1)
     }
 
-    /// Acquires it alone, if that is possible at once.
+    /// Acquires the lock for writing, if that is possible at once.
     pub fn try_write(&self) -> impl Future<Output = Outcome<Option<CtxGuard>>> + Send + use<> {
         self.0.try_acquire_many(self.0.kind.capacity())
     }
 }
 
-/// A lock that an execution holds. Dropping it has it released with one of the next commits; [`CtxGuard::release`]
-/// returns when it is released. What is held when the execution ends is released by the commit that ends it.
+/// A lock that an execution holds. Dropping the guard releases the lock with one of the next commits;
+/// [`CtxGuard::release`] returns when it is released. The commit that ends the execution releases all locks that it
+/// still holds.
 #[must_use = "a lock is released when its guard is dropped"]
 pub struct CtxGuard {
     ctx: Ctx,
@@ -430,7 +434,7 @@ impl CtxGuard {
         }
     }
 
-    /// The token of this grant: larger than that of every earlier one. Guard commits with it, or hand its number on.
+    /// The token of this grant, larger than that of every earlier grant. Guard commits with it, or pass its number on.
     pub fn token(&self) -> &FencingToken {
         &self.token
     }
@@ -440,15 +444,15 @@ impl CtxGuard {
         &self.lock
     }
 
-    /// The code has left what the lock is for: commits do not go by it any more.
+    /// The code no longer needs the lock: commits no longer check the grant.
     fn leave(&mut self) {
         if !std::mem::replace(&mut self.is_left, true) {
             self.ctx.run.with(|state| state.leave(&self.token.key));
         }
     }
 
-    /// Releases the lock: whoever is next has it when this returns, unless this execution has entered it again. Gives
-    /// whether it was still held. It works also for an execution that is cancelled.
+    /// Releases the lock: when this returns, the next waiter holds it, unless this execution has entered it again.
+    /// Returns true if it was still held. Works also in a cancelled execution.
     pub async fn release(mut self) -> Outcome<bool> {
         self.leave();
         let (ctx, ticket) = (self.ctx.clone(), self.token.number);
@@ -469,7 +473,7 @@ impl CtxGuard {
             }
         });
         let released = released.await;
-        // If this is given up before, it is let go of by the drop.
+        // If this future is dropped before this line, the drop of the guard releases the lock.
         self.is_released = true;
         released
     }

@@ -143,8 +143,8 @@ impl Ctx {
         Ctx { is_shielded: true, ..self.clone() }
     }
 
-    /// True if the execution or this branch is to be cancelled, and this context is not shielded. The next operation that
-    /// can fail then does so; this call is for code that needs to know earlier.
+    /// True if the execution or this branch is to be cancelled, and this context is not shielded. The next operation
+    /// that can fail then does so; this call is for code that needs to know earlier.
     pub async fn is_cancelled(&self) -> bool {
         self.value(Kind::IsCancelled, "", |run| {
             !self.is_shielded && run.with(|state| state.cancelled(&self.here().path).is_some())

@@ -1,5 +1,5 @@
-//! Rate limits that executions and others wait for: a bucket in one slot, from which each caller reserves its time. The
-//! rules are pure functions; what is stored is the slot's own, and so is the commit that takes from it.
+//! Rate limits for executions and other callers: a bucket in one slot, in which each caller reserves its time. The
+//! rules are pure functions. The slot stores the bucket and makes the commit.
 
 use std::time::Duration;
 
@@ -11,48 +11,48 @@ use crate::workflow::ctx::Ctx;
 use crate::workflow::engine::{Engine, Inner};
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
-/// The longest name, in bytes: what slots are called begins with `rate:`.
+/// The longest name, in bytes. The name of the slot is the name after `rate:`.
 const NAME_BYTES: usize = 256;
 
-/// The longest period. So times stay far from what a number can hold.
+/// The longest period. It keeps times far below the largest number.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
-/// Why there is no such rate limit, or no such acquisition.
+/// Why a rate limit or an acquisition is not allowed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)] // The fields are what the messages say.
 pub enum RateLimitError {
-    /// A name that cannot be.
-    #[error("{name:?} cannot be the name of a rate limit: it has to be of 1 to 256 bytes")]
+    /// The name is not allowed.
+    #[error("{name:?} cannot be the name of a rate limit: it must have 1 to 256 bytes")]
     Name { name: String },
-    /// A limit under which nothing could ever be acquired.
+    /// The limit allows no acquisition.
     #[error("rate limit {name:?} allows no acquisition; the maximum is at least 1")]
     NoRoom { name: String },
-    /// A period that cannot be.
-    #[error("rate limit {name:?} has a period of {period:?}; it has to be longer than zero and at most 100 years")]
+    /// The period is not allowed.
+    #[error("rate limit {name:?} has a period of {period:?}; it must be longer than zero and at most 100 years")]
     Period { name: String, period: Duration },
-    /// An acquisition of nothing, or of more than there can ever be.
-    #[error("{asked} cannot be acquired at once of rate limit {name:?}, but 1 to {max}")]
+    /// The acquisition asks for nothing, or for more than the bucket can hold.
+    #[error("{asked} cannot be acquired at once from rate limit {name:?}, only 1 to {max}")]
     Count { name: String, asked: u32, max: u32 },
-    /// So much is reserved that the clock cannot tell when it would be this caller's time.
-    #[error("rate limit {name:?} has reservations until the end of time")]
+    /// So much is reserved that the time of this caller is beyond the largest timestamp.
+    #[error("rate limit {name:?} has reservations beyond the largest timestamp")]
     Exhausted { name: String },
 }
 
-/// What is kept of a rate limit: the content of its slot.
+/// The stored state of a rate limit: the content of its slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct Bucket {
-    /// When the bucket is full again, if nothing more is acquired; nanoseconds since 1970.
+    /// When the bucket is full again if nothing more is acquired, in nanoseconds since 1970.
     full_ns: u64,
-    /// The latest time that it was told, nanoseconds since 1970. Its time does not go back, whatever the clock does.
+    /// The latest time that was seen, in nanoseconds since 1970. This time never goes back, whatever the clock does.
     seen_ns: u64,
 }
 
-/// So many acquisitions per period.
+/// The number of acquisitions per period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Rate {
     max: u32,
-    /// How long it takes until there is room for one more. Rounded up, so that the rate is not exceeded.
+    /// The time until there is room for one more. Rounded up, so that the rate is not exceeded.
     interval_ns: u64,
 }
 
@@ -69,13 +69,13 @@ impl Rate {
         Ok(Rate { max, interval_ns })
     }
 
-    /// How long it takes until an empty bucket is full.
+    /// The time until an empty bucket is full.
     fn whole_ns(&self) -> u64 {
         self.interval_ns.saturating_mul(u64::from(self.max))
     }
 
-    /// Reserves the time at which so many are acquired, behind all that was reserved before. Nothing if that would not
-    /// be now and must be, or is later than a clock can tell.
+    /// Reserves the time at which `count` are acquired, behind all earlier reservations. None if that time is later
+    /// than now and the caller may not wait, or if it is beyond the largest timestamp.
     fn take(&self, bucket: Option<Bucket>, now: Timestamp, count: u32, may_wait: bool) -> Option<Bucket> {
         let bucket = bucket.unwrap_or(Bucket { full_ns: 0, seen_ns: 0 });
         let seen_ns = bucket.seen_ns.max(now.0.saturating_mul(1000));
@@ -84,14 +84,14 @@ impl Rate {
         (may_wait || self.wait(&after).is_none()).then_some(after)
     }
 
-    /// Until when the caller has to wait whose reservation has left the bucket so.
+    /// The time until which the caller must wait whose reservation led to this bucket.
     fn wait(&self, bucket: &Bucket) -> Option<Timestamp> {
         let time_ns = bucket.full_ns.saturating_sub(self.whole_ns());
         (time_ns > bucket.seen_ns).then(|| Timestamp(time_ns.div_ceil(1000)))
     }
 }
 
-/// A limit that was asked for: what it is called, and its rate if there can be one.
+/// A limit that was asked for: its name, and its rate if that is allowed.
 #[derive(Debug, Clone)]
 struct Limit {
     name: String,
@@ -120,7 +120,7 @@ impl Limit {
         Ok(rate)
     }
 
-    /// What the change of the slot means for the caller: until when it waits; nothing if it was refused.
+    /// The time until which the caller waits, from the change of the slot. None if the acquisition was refused.
     fn understood(&self, rate: Rate, changed: &Changed<Bucket>) -> Option<Option<Timestamp>> {
         changed.changed.then(|| rate.wait(&changed.value))
     }
@@ -130,8 +130,8 @@ impl Limit {
     }
 }
 
-/// Changes the bucket in a slot. What is refused changes nothing: that is recorded as any other answer, and is the same
-/// on every replay, whatever the clock says then.
+/// Changes the bucket in a slot. A refused acquisition changes nothing. It is recorded like any other answer, so it is
+/// the same on every replay, whatever the clock says then.
 async fn reserve(
     engine: &Inner,
     slot: Slot<Bucket>,
@@ -143,13 +143,13 @@ async fn reserve(
     let none = Bucket { full_ns: 0, seen_ns: 0 };
     let slot = slot.initial(none);
     let taken = slot.update(move |bucket| {
-        // The time is that of the commit, as near as can be: a caller may have stood in the slot's queue.
+        // The time is as close to the commit as possible: the caller may have waited in the slot's queue.
         rate.take(bucket, env.now(), count, may_wait).or(bucket).unwrap_or(none)
     });
     taken.await
 }
 
-/// A rate limit, from within a workflow.
+/// A rate limit, inside a workflow.
 #[derive(Clone)]
 #[must_use = "nothing is acquired until it is asked for"]
 pub struct CtxRateLimiter {
@@ -158,7 +158,7 @@ pub struct CtxRateLimiter {
     scope: Scope,
 }
 
-/// Who shares a bucket.
+/// Which callers share a bucket.
 #[derive(Debug, Clone)]
 enum Scope {
     Global,
@@ -167,8 +167,8 @@ enum Scope {
 }
 
 impl Ctx {
-    /// A rate limit: at most `max` acquisitions at once, and then one more each `per / max`. Everybody who names it
-    /// shares it, also from outside ([`Engine::rate_limit`]).
+    /// A rate limit: at most `max` acquisitions at once, and then one more each `per / max`. All code that uses this
+    /// name shares the limit, also outside of workflows ([`Engine::rate_limit`]).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -183,25 +183,25 @@ impl Ctx {
 }
 
 impl CtxRateLimiter {
-    /// Shared with executions of this workflow only.
+    /// Shares the limit only with executions of this workflow.
     pub fn of_workflow(mut self) -> CtxRateLimiter {
         self.scope = Scope::Workflow(self.ctx.run.definition.name.clone());
         self
     }
 
-    /// Shared within this execution's family only: the first of its ancestors, the children of that and theirs.
+    /// Shares the limit only within this execution's tree: the root, its children and theirs.
     pub fn of_tree(mut self) -> CtxRateLimiter {
         self.scope = Scope::Tree(self.ctx.run.root());
         self
     }
 
-    /// Acquires one, and waits for it as long as it takes. Callers are served in the order in which they came: each
-    /// reserves its time when it comes. One that is cancelled while it waits has used up its reservation.
+    /// Acquires one, and waits as long as needed. Callers are served in the order in which they came, because each
+    /// reserves its time when it comes. If an execution is cancelled while it waits, its reservation is used up.
     pub fn acquire(&self) -> impl Future<Output = Result<(), Failure>> + Send + use<> {
         self.acquire_many(1)
     }
 
-    /// Acquires several at once.
+    /// Acquires `count` at once.
     pub fn acquire_many(&self, count: u32) -> impl Future<Output = Result<(), Failure>> + Send + use<> {
         let limiter = self.clone();
         async move {
@@ -213,12 +213,12 @@ impl CtxRateLimiter {
         }
     }
 
-    /// Acquires one if that is possible at once, and tells whether it was. Otherwise nothing is reserved.
+    /// Acquires one if that is possible at once. Returns false if it is not; then nothing is reserved.
     pub fn try_acquire(&self) -> impl Future<Output = Result<bool, Failure>> + Send + use<> {
         self.try_acquire_many(1)
     }
 
-    /// Acquires several if that is possible at once.
+    /// Acquires `count` if that is possible at once.
     pub fn try_acquire_many(&self, count: u32) -> impl Future<Output = Result<bool, Failure>> + Send + use<> {
         let limiter = self.clone();
         async move { Ok(limiter.take(count, false).await?.is_some()) }
@@ -228,7 +228,8 @@ impl CtxRateLimiter {
         let rate = self.limit.checked(count).map_err(|error| Failure::typed(error).not_retryable())?;
         let (ctx, name) = (&self.ctx, self.limit.slot());
         if ctx.is_cancelled().await {
-            // A change of a slot does not fail for that, and would use up what others could have.
+            // A change of a slot does not fail when the execution is cancelled. It would use up what other callers
+            // could get.
             ctx.sleep_until(Timestamp(0)).await?;
         }
         let slot = match &self.scope {
@@ -251,31 +252,31 @@ pub struct RateLimiter {
 }
 
 impl Engine {
-    /// A rate limit, for code outside of workflows. It is the same as in workflows ([`Ctx::rate_limit`]).
+    /// A rate limit, for code outside of workflows. It shares the limits of workflows ([`Ctx::rate_limit`]).
     pub fn rate_limit(&self, name: &str, max: u32, per: Duration) -> RateLimiter {
         RateLimiter { engine: self.clone(), limit: Limit::new(name, max, per), scope: Scope::Global }
     }
 }
 
 impl RateLimiter {
-    /// That of the executions of a workflow.
+    /// Uses the limit that the executions of this workflow share.
     pub fn of_workflow(mut self, workflow: impl Into<String>) -> RateLimiter {
         self.scope = Scope::Workflow(workflow.into());
         self
     }
 
-    /// That of a family, named by the first of its ancestors.
+    /// Uses the limit that the tree with this root shares.
     pub fn of_tree(mut self, root: impl Into<ExecutionId>) -> RateLimiter {
         self.scope = Scope::Tree(root.into());
         self
     }
 
-    /// Acquires one, and waits for it as long as it takes. A caller that gives up has used up its reservation.
+    /// Acquires one, and waits as long as needed. If the caller is dropped while it waits, its reservation is used up.
     pub fn acquire(&self) -> impl Future<Output = Result<()>> + Send + use<> {
         self.acquire_many(1)
     }
 
-    /// Acquires several at once.
+    /// Acquires `count` at once.
     pub fn acquire_many(&self, count: u32) -> impl Future<Output = Result<()>> + Send + use<> {
         self.clone().acquired(count)
     }
@@ -289,12 +290,12 @@ impl RateLimiter {
         Ok(())
     }
 
-    /// Acquires one if that is possible at once, and tells whether it was. Otherwise nothing is reserved.
+    /// Acquires one if that is possible at once. Returns false if it is not; then nothing is reserved.
     pub fn try_acquire(&self) -> impl Future<Output = Result<bool>> + Send + use<> {
         self.try_acquire_many(1)
     }
 
-    /// Acquires several if that is possible at once.
+    /// Acquires `count` if that is possible at once.
     pub fn try_acquire_many(&self, count: u32) -> impl Future<Output = Result<bool>> + Send + use<> {
         let limiter = self.clone();
         async move { Ok(limiter.take(count, false).await?.is_some()) }
@@ -328,7 +329,7 @@ mod tests {
         Rate::new("vendor", max, per).unwrap()
     }
 
-    /// The times at which callers that came at these times are served.
+    /// The times at which callers are served, from the times at which they came.
     fn served(rate: Rate, came: &[(u64, u32)]) -> Vec<u64> {
         let mut bucket = None;
         let mut serve = |&(now, count): &(u64, u32)| {
@@ -348,14 +349,14 @@ mod tests {
             all_at_once,
             [9 * SECOND, 9 * SECOND, 9 * SECOND + half, 10 * SECOND, 10 * SECOND + half, 11 * SECOND]
         );
-        // What was not used for a long time is no more than one burst.
+        // After a long time without use, there is still only one burst.
         let later = served(two, &[(9 * SECOND, 2), (90 * SECOND, 1), (90 * SECOND, 1), (90 * SECOND, 1)]);
         assert_eq!(later[1..], [90 * SECOND, 90 * SECOND, 90 * SECOND + half]);
-        // Who takes two waits for both, and who comes later waits behind it.
+        // A caller that takes two waits for both, and later callers wait behind it.
         assert_eq!(served(two, &[(SECOND, 1), (SECOND, 2), (SECOND, 1)]), [SECOND, SECOND + half, 2 * SECOND]);
     }
 
-    // The time of day is set back by an hour, and an operator sets it forth again.
+    // The clock is set back by an hour, and an operator sets it forward again.
     #[test]
     fn time_stands_still_for_the_bucket_when_the_clock_is_set_back() {
         let two = rate(2, Duration::from_secs(1));
@@ -364,7 +365,7 @@ mod tests {
         assert_eq!(times, [2 * hour, 2 * hour, 2 * hour + half, 2 * hour + 2 * half]);
     }
 
-    // Random callers: in no window are there more than the burst and what is refilled meanwhile, and nobody overtakes.
+    // Random callers: no window has more than the burst and the refill in that time, and no caller overtakes another.
     #[test]
     fn no_window_holds_more_than_the_burst_and_what_was_refilled() {
         let mut seed = 7_u64;

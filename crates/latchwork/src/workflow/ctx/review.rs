@@ -19,7 +19,8 @@ use crate::workflow::journal::replay::{Call, Journaled};
 use crate::workflow::run::close::How;
 use crate::workflow::run::{Effect, Received, Run, State, Waited};
 use crate::workflow::stored::kept::{Letter, ReviewRecord};
-use crate::workflow::stored::record::{EntryState, Kind, WaitsFor, failure_text, review_key};
+use crate::workflow::stored::keys::review_key;
+use crate::workflow::stored::record::{EntryState, Kind, WaitsFor, failure_text};
 use crate::workflow::{Boxed, ExecutionId, Failure, Result};
 
 /// The review is open.

@@ -1,4 +1,4 @@
-//! Sagas: steps with compensations, which are run in reverse order if the saga fails.
+//! Sagas: steps with compensations, which run in reverse order if the saga fails.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use crate::workflow::{Boxed, Ctx, Failure, Retry};
 
 type Body = Box<dyn Fn() -> Boxed<'static, Result<(), Failure>> + Send + Sync>;
 
-/// How to undo something.
+/// A compensation.
 pub(crate) struct Undo {
-    /// The operation that came next when the compensation was given.
+    /// The operation that was next when the compensation was set.
     pub(crate) place: Place,
     name: String,
     body: Body,
@@ -30,9 +30,10 @@ pub struct Saga {
 }
 
 impl Saga {
-    /// Says how to undo what is about to be done. The body is that of a step: it runs at least once, and is tried until
-    /// it succeeds. Call this between operations, in the saga's own code or in a branch: in the body of a step it parks
-    /// the execution, since a replay does not run that. [`Ctx::key`] gives the idempotency key of the step to undo.
+    /// Sets how to undo the next operation. The body runs as a step: at least once, and it is tried until it succeeds.
+    /// Call this between operations, in the saga's own code or in a branch. In the body of a step it parks the
+    /// execution, because a replay does not run that body. [`Ctx::key`] returns the idempotency key of the step to
+    /// undo.
     ///
     /// ```
     /// # use latchwork::workflow::{Ctx, Failure};
@@ -52,8 +53,7 @@ impl Saga {
         Fut: Future<Output = Result<(), Failure>> + Send + 'static,
     {
         let Some(place) = self.ctx.here().upcoming() else {
-            let reason =
-                format!("compensation {name:?} was said while an operation was under way, such as in its body");
+            let reason = format!("compensation {name:?} was set while an operation was running, such as in its body");
             return self.ctx.run.set_stop(Stop::Parked(reason));
         };
         let body: Body = Box::new(move || Box::pin(body()));
@@ -68,9 +68,10 @@ impl std::fmt::Debug for Saga {
 }
 
 impl Ctx {
-    /// Runs code that says how to undo what it does: see [`Saga::compensate`]. If the code fails, or the execution is
-    /// cancelled meanwhile, the compensations run in reverse order, each as a step that is tried until it succeeds;
-    /// then the failure is given. A compensation that fails as not retryable is left out, and the failure names it.
+    /// Runs code that sets compensations for what it does: see [`Saga::compensate`]. If the code fails, or the
+    /// execution is cancelled meanwhile, the compensations run in reverse order. Each runs as a step that is tried
+    /// until it succeeds. Then the failure is returned. A compensation that fails with a failure that is not retryable
+    /// is skipped, and the returned failure names it.
     pub async fn saga<T, F>(&self, code: impl FnOnce(Saga) -> F) -> Result<T, Failure>
     where
         F: Future<Output = Result<T, Failure>>,
@@ -85,7 +86,7 @@ impl Ctx {
         };
         let ctx = self.shielded();
         let mut undos = std::mem::take(&mut *saga.undos.lock());
-        // Branches may have given theirs in another order than before.
+        // Branches may have set their compensations in another order than before.
         undos.sort_by_cached_key(|undo| undo.place.along());
         let mut left = Vec::new();
         for Undo { name, body, .. } in undos.into_iter().rev() {

@@ -1,5 +1,5 @@
-//! Slots from within a workflow: the change of the slot and the record that it was made are one commit. Changes stand
-//! in the slot's queue with those from outside, and share commits with their neighbours there.
+//! Slots inside a workflow: one commit changes the slot and records the change in the journal. Changes wait in the
+//! slot's queue together with changes from outside, and share commits with them.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ pub struct CtxState {
 impl CtxState {
     pub(crate) fn new(ctx: Ctx) -> CtxState {
         let run = ctx.run.clone();
-        CtxState { run, steward: Arc::new(Journal { ctx }) }
+        CtxState { run, steward: Arc::new(SlotJournal { ctx }) }
     }
 
     pub(crate) fn with(run: Arc<Run>, steward: Arc<dyn Steward>) -> CtxState {
@@ -38,7 +38,7 @@ impl CtxState {
         slots.slot(key).by(self.steward.clone())
     }
 
-    /// A slot that everybody shares.
+    /// A slot that all code on the store shares.
     pub fn global<T: Serialize + DeserializeOwned>(&self, key: &str) -> Slot<T> {
         self.slot(self.run.engine.states.global(), key)
     }
@@ -53,8 +53,7 @@ impl CtxState {
         self.slot(self.run.engine.states.execution(&self.run.id), key)
     }
 
-    /// A slot that this execution shares with its family: the first of its ancestors, the children of that and theirs.
-    /// It is removed with the first of them.
+    /// A slot that this execution shares with its tree: the root, its children and theirs. It is removed with the root.
     pub fn tree<T: Serialize + DeserializeOwned>(&self, key: &str) -> Slot<T> {
         self.slot(self.run.engine.states.tree(&self.run.root()), key)
     }
@@ -62,15 +61,15 @@ impl CtxState {
 
 shown!(CtxState, it => id: it.run.id);
 
-/// Has every read and change of a slot recorded in the execution's journal.
-struct Journal {
+/// Records every read and change of a slot in the execution's journal.
+struct SlotJournal {
     ctx: Ctx,
 }
 
-/// What a change answered, as it is recorded.
+/// The recorded answer of a change.
 type Recorded = (Value, u64, bool);
 
-impl Steward for Journal {
+impl Steward for SlotJournal {
     fn read<'a>(&'a self, place: &'a Place) -> Boxed<'a, Result<Known, StateError>> {
         Box::pin(async move {
             let (run, name) = (&self.ctx.run, self.label("get", place));
@@ -114,7 +113,7 @@ impl Steward for Journal {
                     job.settle(Settled::Done(Changed { value, rev: Rev(rev), changed, repeated: false }));
                 }
                 EntryState::Gave(text) => job.settle(fenced(place, &read_failure(text))),
-                // What it came to on that state, it comes to again.
+                // On the same state, the change has the same outcome again.
                 _ => {
                     let known = self.seen(&operation).await;
                     let mut batch = Batch::new(known, place.name.clone());
@@ -134,15 +133,15 @@ impl Steward for Journal {
     }
 }
 
-impl Journal {
-    /// What an operation is called in the journal, and in that of a fork.
+impl SlotJournal {
+    /// The name of an operation in the journal. It is the same in the journal of a fork.
     fn label(&self, operation: &str, place: &Place) -> String {
         let run = &self.ctx.run;
         format!("{operation} {}", name_within(&place.name, &run.id, &run.root()))
     }
 
     async fn unreadable<T>(&self, operation: &Journaled<'_>) -> T {
-        self.ctx.run.park(format!("what operation {} did cannot be read", operation.place)).await
+        self.ctx.run.park(format!("the record of operation {} cannot be read", operation.place)).await
     }
 
     async fn readable<T: DeserializeOwned>(&self, operation: &Journaled<'_>, text: &str) -> T {
@@ -152,7 +151,7 @@ impl Journal {
         }
     }
 
-    /// The state that an operation saw.
+    /// The state that an operation read.
     async fn seen(&self, operation: &Journaled<'_>) -> Known {
         let EntryState::Saw { rev, state } = &operation.entry.state else { return self.unreadable(operation).await };
         let state = match state {
@@ -163,7 +162,7 @@ impl Journal {
     }
 }
 
-/// A change that was not made because a lock was taken away.
+/// A change that was not made because the execution lost a lock.
 fn fenced(place: &Place, why: &Failure) -> Settled {
     Settled::Failed(StateError::Fenced { key: place.name.to_string(), reason: why.message().into() })
 }
@@ -172,7 +171,7 @@ fn saw(known: &Known) -> EntryState {
     EntryState::Saw { rev: known.rev.map(|rev| rev.0), state: known.state.as_ref().map(Value::to_string) }
 }
 
-/// The record of a change, which goes with the change.
+/// The journal entry of a change, which is written in the same commit as the change.
 struct Recording {
     /// The operation's place in the journal.
     spot: Spot,

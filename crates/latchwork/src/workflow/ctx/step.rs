@@ -1,4 +1,4 @@
-//! Steps: bodies that run outside, at least once, and whose results are recorded exactly once.
+//! Steps: their bodies run outside of the journal, at least once, and their results are recorded exactly once.
 
 use std::future::{Future, IntoFuture};
 use std::panic::AssertUnwindSafe;
@@ -40,7 +40,7 @@ impl<'a, B> Step<'a, B> {
         Step { ctx, name, body, retry, timeout: None, total_timeout: None, silence: None, argument: 0 }
     }
 
-    /// When the body is tried again after a failure. Without this, it is tried twice more.
+    /// Sets when the body is tried again after a failure. By default, it is tried twice more.
     ///
     /// ```
     /// # use latchwork::workflow::{Ctx, Failure, Retry};
@@ -53,7 +53,7 @@ impl<'a, B> Step<'a, B> {
         self
     }
 
-    /// How long one attempt may take. A body that takes longer is dropped, and the attempt has failed.
+    /// Sets how long one attempt may take. A body that takes longer is dropped, and the attempt has failed.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -67,7 +67,7 @@ impl<'a, B> Step<'a, B> {
         self
     }
 
-    /// How long all attempts and the pauses between them may take together, restarts included.
+    /// Sets how long all attempts and the pauses between them may take together, including restarts.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -82,7 +82,7 @@ impl<'a, B> Step<'a, B> {
         self
     }
 
-    /// How long an attempt may go without a heartbeat: see [`Attempt::heartbeat`].
+    /// Sets how long an attempt may take without a heartbeat: see [`Attempt::heartbeat`].
     ///
     /// ```
     /// # use std::time::Duration;
@@ -103,7 +103,7 @@ impl<'a, B> Step<'a, B> {
         self
     }
 
-    /// What the body is given. A hash of it is recorded, and a replay by code that gives something else is parked.
+    /// Sets the input of the body. A hash of it is recorded. If a replay passes another input, the execution is parked.
     ///
     /// ```
     /// # use latchwork::workflow::{Ctx, Failure};
@@ -119,17 +119,17 @@ impl<'a, B> Step<'a, B> {
 
 /// The body of a step.
 pub trait Body {
-    /// What it gives in the end.
+    /// The type of its result.
     type Output;
 
     /// Runs it once.
     fn run(&self, attempt: Attempt) -> impl Future<Output = Result<Self::Output, Failure>> + Send;
 }
 
-/// A body that is given nothing.
+/// A body without parameters.
 pub struct Plain<F>(pub(crate) F);
 
-/// A body that is given its attempt.
+/// A body that gets its attempt.
 pub struct WithAttempt<F>(pub(crate) F);
 
 impl<F, Fut, T> Body for Plain<F>
@@ -160,24 +160,24 @@ where
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Attempt {
-    /// Counted from 1.
+    /// The number of the attempt, counted from 1.
     pub number: u32,
-    /// The same for every attempt at this step of this execution and for no other step ever: for receivers that do
-    /// once what is sent under one key.
+    /// The same for all attempts of this step of this execution, and different for every other step. A receiver can use
+    /// it to handle repeated requests only once.
     pub idempotency_key: Uuid,
-    /// What earlier attempts have told of themselves; JSON text.
+    /// The progress that earlier attempts reported; JSON text.
     progress: Option<String>,
     beats: Beats,
 }
 
 impl Attempt {
-    /// Gives a sign of life, and keeps how far the attempt is: when this returns, that is durable, and the next attempt
-    /// can go on from there. [`Step::heartbeat_timeout`] has an example.
+    /// Reports that the attempt is alive, and stores its progress. When this returns, the progress is durable, and the
+    /// next attempt can continue from there. [`Step::heartbeat_timeout`] has an example.
     pub async fn heartbeat(&self, progress: &impl Serialize) -> Result<(), Failure> {
         self.beats.beat(progress).await
     }
 
-    /// What the last heartbeat of an earlier attempt has told, if there was one and if that fits the type.
+    /// The progress from the last heartbeat of an earlier attempt, if there was one and it fits the type.
     pub fn progress<T: DeserializeOwned>(&self) -> Option<T> {
         serde_json::from_str(self.progress.as_ref()?).ok()
     }
@@ -192,7 +192,7 @@ where
     type IntoFuture = Boxed<'a, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
-        // `execute` borrows: by value, the future would have room for the step twice.
+        // `execute` borrows the step. If it took the step by value, the future would hold the step twice.
         Box::pin(async move {
             let what = WaitsFor::Step(self.name.to_string());
             let call = Call { kind: Kind::Step, name: &self.name, argument: self.argument };
@@ -221,11 +221,11 @@ where
             }
             operation.entry.attempts += 1;
             operation.put(EntryState::Begun);
-            // What is to be in that commit is only that.
+            // The body may start only after the commit that counts this attempt.
             if !std::mem::take(&mut is_counted) {
                 let _ = operation.doing.flush().await;
             }
-            // If this is dropped, the attempt is over.
+            // If this future is dropped, the attempt is over.
             let place = operation.place.clone();
             let _beats = BeatsEnd { run, place: &place };
             let attempted = self.attempt(&operation).await;
@@ -234,7 +234,7 @@ where
             operation.entry.progress = heard.or(operation.entry.progress);
             let failure = match attempted.and_then(|value| self.text(value)) {
                 Ok((value, text)) => {
-                    // Large results of branches that end together are more than a commit can hold.
+                    // Large results of branches that end together may not fit in one commit.
                     while run.is_full() {
                         let _ = operation.doing.flush().await;
                     }
@@ -257,12 +257,12 @@ where
         }
     }
 
-    /// When all attempts are to be over.
+    /// The end of the time for all attempts.
     fn ends(&self, entry: &Entry) -> Option<Timestamp> {
         self.total_timeout.map(|timeout| Timestamp(entry.since_us).plus(timeout))
     }
 
-    /// Waits until the next attempt is due. If the last one did not end, nobody knows what it did, and it counts.
+    /// Waits until the next attempt is due. An attempt that did not end counts, because its effects are not known.
     async fn wait_for_turn(&self, Journaled { doing, place, entry, .. }: &Journaled<'_>) {
         let run = &self.ctx.run;
         if let EntryState::Failed { next_us, .. } = entry.state {
@@ -286,7 +286,7 @@ where
         }
     }
 
-    /// The result with its JSON text.
+    /// Returns the result with its JSON text.
     fn text(&self, value: B::Output) -> Result<(B::Output, String), Failure> {
         let text = self.ctx.run.text("the result", &value).map_err(Failure::not_retryable)?;
         Ok((value, text))
@@ -332,7 +332,7 @@ where
             while let Some(Poll::Ready(())) = silence.as_mut().map(|silence| silence.as_mut().poll(context)) {
                 let left = self.silence.unwrap_or_default().saturating_sub(beats.silence());
                 if left.is_zero() {
-                    return Poll::Ready(Ended::By(Err(Failure::new("the attempt gave no sign of life for too long")
+                    return Poll::Ready(Ended::By(Err(Failure::new("the attempt sent no heartbeat for too long")
                         .with_code("latchwork.attempt.silent"))));
                 }
                 silence = Some(run.env().sleep(left));
@@ -344,8 +344,8 @@ where
 }
 
 impl Journaled<'_> {
-    /// Whether the commit that set the execution running has counted the first attempt. If that was in an earlier life,
-    /// the attempt is over.
+    /// True if the commit that set the execution running has already counted the first attempt. If an earlier process
+    /// made that commit, the attempt is over.
     fn is_counted(&mut self) -> bool {
         let is_first = self.is_new && self.place == Path::default().at(0);
         let counted = self.ctx.run.with(|state| {
@@ -359,8 +359,8 @@ impl Journaled<'_> {
 }
 
 impl Ctx {
-    /// The idempotency key of the step that comes next, which has this name: for a compensation that undoes what the
-    /// step did under that key. If the next operation is not this step, the execution is parked. To be called between
+    /// The idempotency key of the next step, which must have this name. Use it in a compensation that undoes what the
+    /// step did under this key. If the next operation is not this step, the execution is parked. Call this between
     /// operations, not in the body of a step.
     ///
     /// ```
@@ -383,7 +383,7 @@ impl Ctx {
     /// ```
     pub fn key(&self, step: &str) -> Uuid {
         let Some(place) = self.here().announce(step) else {
-            let reason = format!("the key of step {step:?} was asked for while an operation was under way");
+            let reason = format!("the key of step {step:?} was requested while an operation was running");
             self.run.set_stop(Stop::Parked(reason));
             return Uuid::nil();
         };
@@ -397,17 +397,17 @@ enum Ended<T> {
     Cancelled,
 }
 
-/// The same for every attempt at a step of a run of an execution.
+/// The same for all attempts of a step in a run of an execution.
 fn idempotency_key(run: &Run, place: &Place) -> Uuid {
     let (started, number) = run.number();
     let text = format!("{}/{started}/{number}/{place}", run.id);
     let hash = xxhash_rust::xxh3::xxh3_128(text.as_bytes());
-    // Version 8, which is for makers of their own.
+    // Version 8 of UUIDs: its content is defined by the application.
     let hash = hash & !(0xf << 76) | 8 << 76;
     Uuid::from_u128(hash & !(0b11 << 62) | 0b10 << 62)
 }
 
-/// Runs a body. A panic is a failure.
+/// Runs a body. A panic becomes a failure.
 pub(crate) async fn caught<T, F>(body: impl FnOnce() -> F) -> Result<T, Failure>
 where
     F: Future<Output = Result<T, Failure>>,

@@ -1,4 +1,4 @@
-//! Transactions: entities and slots are read, changed, and written in one commit with the record that it was done.
+//! Transactions: one commit writes the changed entities and slots together with the record that this was done.
 
 use std::future::{Future, IntoFuture};
 use std::sync::Arc;
@@ -21,14 +21,14 @@ use crate::workflow::run::{Next, Run, Sent, Stop};
 use crate::workflow::stored::record::{Entry, EntryState, Kind, WaitsFor};
 use crate::workflow::{Boxed, Failure};
 
-/// How often a transaction is tried that lost its race. Each time another writer got through.
+/// How often a transaction that lost its race is tried. Each time, another writer succeeded.
 const TRIES: u32 = 1000;
 
 /// The first and the longest pause between two tries.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(500), Duration::from_millis(100));
 
-/// A transaction at work: what it reads is as of one moment, and what it writes is written at its end, all of it or
-/// nothing. It is cheap to clone.
+/// A running transaction. All its reads see one moment. All its writes are made at its end, or none of them. It is
+/// cheap to clone.
 #[derive(Clone)]
 pub struct Tx {
     inner: Arc<Inner>,
@@ -39,18 +39,18 @@ struct Inner {
     view: EntityView,
     writes: Mutex<Option<Transaction>>,
     staged: Arc<Staged>,
-    /// What other layers add to the commit.
+    /// The parts that other layers add to the commit.
     parts: Mutex<Vec<Part>>,
 }
 
 impl Tx {
-    /// The entity of this id, as it was when the transaction began. If it is another when it ends, the transaction is
-    /// run again.
+    /// Returns the entity of this id, as it was when the transaction began. If the entity has changed when the
+    /// transaction ends, the transaction runs again.
     pub async fn get(&self, id: impl Into<EntityId>) -> Result<Option<Entity>, EntityError> {
         self.inner.view.get(id).await
     }
 
-    /// The entities that a query asks for, as [`Tx::get`] gives them.
+    /// Returns the entities that a query selects, as of the begin of the transaction.
     pub async fn find(&self, query: &Query) -> Result<Page, EntityError> {
         self.inner.view.find(query).await
     }
@@ -75,33 +75,33 @@ impl Tx {
         self.write(|writes| writes.remove(remove));
     }
 
-    /// Has the transaction fail if there is no such entity.
+    /// Makes the transaction fail if the entity does not exist.
     pub fn require_exists(&self, id: impl Into<EntityId>) {
         self.write(|writes| writes.require_exists(id));
     }
 
-    /// Has the transaction fail if there is such an entity.
+    /// Makes the transaction fail if the entity exists.
     pub fn require_absent(&self, id: impl Into<EntityId>) {
         self.write(|writes| writes.require_absent(id));
     }
 
-    /// Has the transaction fail once this right is lost, such as that of a lock's token. Locks that the execution holds
-    /// are checked without it.
+    /// Makes the transaction fail if this right is lost, such as the right of a lock's token. Locks that the execution
+    /// holds are checked without it.
     pub fn guard(&self, right: &impl Right) {
         self.write(|writes| writes.guard(right));
     }
 
-    /// What the transaction reads, for another layer. That has to see to it that what it reads is checked.
+    /// The view that the transaction reads, for another layer. That layer must make sure that what it reads is checked.
     pub(crate) fn view(&self) -> Result<Arc<crate::store::View>, EntityError> {
         self.inner.view.pinned()
     }
 
-    /// Adds a layer's part to the commit. If a check of the part fails, the transaction is run again.
+    /// Adds a layer's part to the commit. If a check of the part fails, the transaction runs again.
     pub(crate) fn part(&self, part: Part) {
         self.inner.parts.lock().push(part);
     }
 
-    /// A slot that all code on the store shares. The transaction sees what it has itself written to slots.
+    /// A slot that all code on the store shares. The transaction sees its own writes to slots.
     pub fn global<T: Serialize + DeserializeOwned>(&self, key: &str) -> Slot<T> {
         self.slots.global(key)
     }
@@ -116,7 +116,7 @@ impl Tx {
         self.slots.execution(key)
     }
 
-    /// A slot that this execution shares with its family.
+    /// A slot that this execution shares with its tree.
     pub fn tree<T: Serialize + DeserializeOwned>(&self, key: &str) -> Slot<T> {
         self.slots.tree(key)
     }
@@ -134,8 +134,8 @@ pub struct Transacting<'a, F> {
 }
 
 impl Ctx {
-    /// A transaction: entities and slots are changed in one commit with the record of it, so what it does, it does
-    /// exactly once. If what the body has read was changed meanwhile, the body runs again, so it must do nothing but
+    /// A transaction: one commit changes entities and slots and records that this was done. So the transaction takes
+    /// effect exactly once. If something that the body has read changed meanwhile, the body runs again. So it must only
     /// read and write through `tx`. After an error nothing is written, and the error is recorded.
     ///
     /// ```
@@ -165,7 +165,7 @@ impl Ctx {
 }
 
 impl<F> Transacting<'_, F> {
-    /// What the body is given, so that a replay can tell when it is given something else.
+    /// Sets the input of the body, so that a replay can detect another input.
     pub fn input(mut self, input: &impl Serialize) -> Self {
         self.argument = hash(input);
         self
@@ -189,7 +189,7 @@ where
     }
 }
 
-/// Why a try has come to nothing.
+/// Why a try failed.
 enum Miss {
     Failed(Failure),
     /// Another writer was faster.
@@ -198,8 +198,8 @@ enum Miss {
 }
 
 impl Miss {
-    /// What an error of the entities' means: the store's stops the execution, and so does one for which a newer program
-    /// is needed; the others are the transaction's.
+    /// Classifies an error of the entities. An error of the store, or a record of a newer program, stops the execution.
+    /// Other errors are failures of the transaction.
     fn of(run: &Run, error: EntityError) -> Miss {
         match error {
             error @ (EntityError::Store(_) | EntityError::UnknownVersion { .. }) => Miss::Stop(run.stops(error.into())),
@@ -219,7 +219,7 @@ impl<F> Transacting<'_, F> {
         operation.unless_cancelled()?;
         for tries in 1..=TRIES {
             operation.entry.attempts = tries;
-            // The body is run once, and what it did is committed.
+            // Runs the body once, and commits its writes.
             let tried = async {
                 let tx = begin(run).await.map_err(|error| Miss::of(run, error))?;
                 let value = caught(|| (self.body)(tx.clone())).await.map_err(Miss::Failed)?;
@@ -239,7 +239,7 @@ impl<F> Transacting<'_, F> {
                 }
             }
         }
-        let message = format!("others were faster each of the {TRIES} times this was tried");
+        let message = format!("another writer was faster in each of the {TRIES} tries");
         Err(operation.gave(Failure::new(message).with_code("latchwork.contended")))
     }
 }
@@ -251,7 +251,7 @@ async fn begin(run: &Arc<Run>) -> Result<Tx, EntityError> {
     Ok(Tx { inner: Arc::new(Inner { view, writes: Mutex::default(), staged, parts: Mutex::default() }), slots })
 }
 
-/// Commits what a transaction did, with everything that waits to be.
+/// Commits the writes of a transaction, together with everything else that waits for a commit.
 async fn send(operation: &Journaled<'_>, tx: &Tx, text: String) -> Result<(), Miss> {
     let run = &operation.ctx.run;
     let entities = &run.engine.entities;
@@ -276,7 +276,7 @@ async fn send(operation: &Journaled<'_>, tx: &Tx, text: String) -> Result<(), Mi
             placed.push((place, rest));
         }
         operation.doing.carry().await;
-        // That it is done goes into this commit and into no other, though this future may be dropped before.
+        // The entry that it is done belongs in this commit only, even if this future is dropped before.
         let done = Entry { state: EntryState::Done(text), ..operation.entry.clone() };
         run.put_for_carrier(&operation.place, done, None);
         let (commit, boarded) = run.board(commit, Next::Runs);

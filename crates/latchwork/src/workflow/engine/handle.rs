@@ -1,4 +1,4 @@
-//! Executions seen from outside: waiting for their results.
+//! Executions as callers see them: waiting for their results.
 
 use std::future::Future;
 use std::marker::PhantomData;
@@ -13,13 +13,13 @@ use crate::workflow::engine::{Engine, Inner, News};
 use crate::workflow::stored::record::Status;
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
-/// An execution, seen from outside.
+/// An execution, as a caller sees it.
 pub struct Handle<O> {
     pub(crate) engine: Arc<Inner>,
     id: ExecutionId,
-    /// The workflow that it is to be one of, if that is to be checked.
+    /// The workflow that the execution must belong to, if that is checked.
     asked: Option<Arc<str>>,
-    /// Which input of a batch it stands for.
+    /// The number of its input in a batch.
     item: Option<u32>,
     output: PhantomData<fn() -> O>,
 }
@@ -32,7 +32,7 @@ impl<O> Clone for Handle<O> {
 }
 
 impl Engine {
-    /// An execution that was started before, here or in an earlier life.
+    /// The handle of an execution that was started before, by this engine or an earlier one.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -46,7 +46,7 @@ impl Engine {
         Handle::new(self.inner.clone(), id.into(), Some(workflow.name().into()))
     }
 
-    /// An execution that was started before, of any workflow: its result is JSON.
+    /// The handle of an execution that was started before, of any workflow. Its result is JSON.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -66,7 +66,7 @@ impl<O> Handle<O> {
         Handle { engine, id, asked, item: None, output: PhantomData }
     }
 
-    /// The handle for this input of a batch, if there is one.
+    /// The same handle for this input of a batch.
     pub(crate) fn with_item(self, item: Option<u32>) -> Handle<O> {
         Handle { item, ..self }
     }
@@ -76,7 +76,7 @@ impl<O> Handle<O> {
         &self.id
     }
 
-    /// Which input of a batch it stands for, from 0 on. None if its workflow has no batches.
+    /// The number of its input in a batch, from 0 on. None if the workflow has no batches.
     pub fn item(&self) -> Option<u32> {
         self.item
     }
@@ -88,10 +88,10 @@ impl<O> Handle<O> {
 }
 
 impl<O: DeserializeOwned> Handle<O> {
-    /// Waits for the end and gives the output, or why there is none. From any task, before or after the end.
+    /// Waits for the end and returns the output, or the error. Can be called from any task, before or after the end.
     ///
-    /// An execution that is parked, or set aside because this program cannot run it, waits for an operator: that is
-    /// [`WorkflowError::Parked`] with the reason. [`Handle::result_through_parks`] waits on.
+    /// An execution that is parked, or set aside because this program cannot run it, waits for an operator. Then this
+    /// returns [`WorkflowError::Parked`] with the reason. [`Handle::result_through_parks`] continues to wait.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -141,23 +141,23 @@ impl<O: DeserializeOwned> Handle<O> {
     }
 }
 
-/// What a wait for a result does about a parked execution.
+/// What a wait for a result does if the execution is parked.
 #[derive(Clone, Copy, PartialEq)]
 enum Parks {
-    /// It gives the reason as an error.
+    /// It returns the reason as an error.
     Tell,
-    /// It waits on.
+    /// It continues to wait.
     Wait,
 }
 
 impl Inner {
-    /// Waits for the end of an execution and gives its output.
+    /// Waits for the end of an execution and returns its output.
     pub(crate) async fn result_of<T: DeserializeOwned>(&self, id: &ExecutionId) -> Result<T> {
         read_as(id, &self.output(id, None, Parks::Tell).await?)
     }
 }
 
-/// One output of a batch, from all of them as JSON text. The others are passed over.
+/// Reads one output of a batch from the JSON text of all outputs. Skips the others.
 fn read_item<T: DeserializeOwned>(id: &ExecutionId, text: &str, item: u32) -> Result<T> {
     struct Nth<T>(u32, PhantomData<T>);
 
@@ -185,21 +185,22 @@ fn read_item<T: DeserializeOwned>(id: &ExecutionId, text: &str, item: u32) -> Re
     read.map_err(|error| WorkflowError::Mismatch { id: id.clone(), message: error.to_string() })
 }
 
-/// What an execution gave as JSON text, as a value of this type.
+/// Reads the output of an execution, JSON text, as a value of this type.
 pub(crate) fn read_as<T: DeserializeOwned>(id: &ExecutionId, text: &str) -> Result<T> {
     serde_json::from_str(text).map_err(|error| WorkflowError::Mismatch { id: id.clone(), message: error.to_string() })
 }
 
 impl Inner {
-    /// Waits for the end of an execution, of this workflow if one is asked for, and gives the output as JSON text.
+    /// Waits for the end of an execution and returns the output as JSON text. If `asked` is given, the execution must
+    /// belong to that workflow.
     async fn output(&self, id: &ExecutionId, mut asked: Option<&str>, parks: Parks) -> Result<String> {
         let look = |ended: Option<Status>| {
-            // That is looked at once.
+            // The workflow is checked only once.
             let asked = asked.take();
             async move {
                 let status = match (ended, asked) {
                     (Some(status), None) => status,
-                    // What runs here has not ended: there is nothing to read until it has left.
+                    // A resident execution has not ended. There is nothing to read until it leaves memory.
                     (None, None) if self.is_resident(id) && !self.is_stopped() => return Ok(None),
                     (ended, asked) => {
                         let (execution, _) = self.known(id).await?;
@@ -207,7 +208,7 @@ impl Inner {
                             let (id, asked) = (id.clone(), asked.into());
                             return Err(WorkflowError::OtherWorkflow { id, asked, found: execution.workflow });
                         }
-                        // Another execution may have the id by now.
+                        // Another execution may have this id now, so the status from the notification counts.
                         ended.unwrap_or(execution.status)
                     }
                 };
@@ -228,7 +229,7 @@ impl Inner {
     }
 }
 
-/// What an execution has come to.
+/// The result of an execution that has this status.
 fn outcome(id: &ExecutionId, status: &Status) -> Result<String> {
     let id = id.clone();
     match status {

@@ -15,8 +15,9 @@ use crate::store::{Commit, ErrorKind, Item, Key, Outcome, Range, Rev, Space, Sto
 use crate::workflow::definition::Definition;
 use crate::workflow::engine::{Inner, News};
 use crate::workflow::run::{Next, Probation, RECORD, Run, Stop};
+use crate::workflow::stored::keys::read_count;
 use crate::workflow::stored::listed::{read_by_status, read_end};
-use crate::workflow::stored::record::{Execution, Status, Supersede, read_count};
+use crate::workflow::stored::record::{Execution, Status, Supersede};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
 /// How many executions are read at once when the engine starts.

@@ -11,7 +11,8 @@ use crate::record::Record;
 use crate::store::{Commit, ErrorKind, Key, Order, Range, Rev, Timestamp};
 use crate::workflow::engine::Inner;
 use crate::workflow::run::{RECORD, journal_range};
-use crate::workflow::stored::record::{Execution, Keyed, Removal, keyed_key, next_page};
+use crate::workflow::stored::keys::keyed_key;
+use crate::workflow::stored::record::{Execution, Keyed, Removal, next_page};
 use crate::workflow::{ExecutionId, Result};
 
 /// Approximately how many writes a commit of removals has.

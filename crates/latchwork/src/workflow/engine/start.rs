@@ -20,7 +20,8 @@ use crate::workflow::engine::handle::Handle;
 use crate::workflow::engine::{Engine, Inner, check_name};
 use crate::workflow::run::{Run, hash_text, largest};
 use crate::workflow::stored::kept::{Delivered, Letter, Message};
-use crate::workflow::stored::record::{Attribute, Execution, Keyed, Labels, Status, Supersede, fetch, keyed_key};
+use crate::workflow::stored::keys::keyed_key;
+use crate::workflow::stored::record::{Attribute, Execution, Keyed, Labels, Status, Supersede, fetch};
 use crate::workflow::{Boxed, ExecutionId, Result, WorkflowError};
 
 /// A start that is about to be awaited.
@@ -30,7 +31,7 @@ pub struct Start<O> {
     output: PhantomData<fn() -> O>,
 }
 
-/// What a start was given, without types.
+/// The options of a start, without types.
 struct UntypedStart {
     engine: Engine,
     workflow: String,
@@ -54,7 +55,7 @@ enum Begins {
 }
 
 impl Engine {
-    /// Starts an execution. Await it: when that returns, the execution is stored and survives anything.
+    /// Starts an execution. When the awaited start returns, the execution is stored and survives any crash.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -68,8 +69,8 @@ impl Engine {
         self.start_as(workflow.name(), &input)
     }
 
-    /// Starts an execution of the workflow that is registered under this name, with any input that fits its input type
-    /// as JSON. An input that does not fit is refused, and nothing is started.
+    /// Starts an execution of the workflow of this name. The input, as JSON, must fit the workflow's input type. An
+    /// input that does not fit is refused, and nothing is started.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -108,7 +109,7 @@ impl Engine {
 }
 
 impl<O> Start<O> {
-    /// Under this id; without one, a UUIDv7 is made. An id that is taken is refused.
+    /// Sets the id. Without one, the engine creates a UUIDv7. A start with an id that is taken is refused.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -123,9 +124,9 @@ impl<O> Start<O> {
         self
     }
 
-    /// Under this idempotency key: however often a start of this workflow is sent under one key, it starts once, and
-    /// all callers get the same execution, until that is removed some time after its end. With another input it is an
-    /// error.
+    /// Sets an idempotency key. All starts of this workflow under one key start one execution, and all callers get its
+    /// handle, until the execution is removed some time after its end. A start with the same key and another input is
+    /// an error.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -140,7 +141,7 @@ impl<O> Start<O> {
         self
     }
 
-    /// Joins the execution of that id if there is one, whatever its input was.
+    /// Joins the execution of this id if it exists, whatever its input was.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -155,8 +156,8 @@ impl<O> Start<O> {
         self
     }
 
-    /// Starts anew if there is an execution of that id and it has ended: what is left of it is removed. One that has
-    /// not ended is joined or refused as without this.
+    /// Starts again if an execution of this id exists and has ended: the ended execution is removed first. An execution
+    /// that has not ended is joined or refused as without this option.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -171,7 +172,7 @@ impl<O> Start<O> {
         self
     }
 
-    /// After so long. Until then the execution waits, and costs no memory.
+    /// Begins after `delay`. Until then the execution waits and uses no memory.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -186,7 +187,7 @@ impl<O> Start<O> {
         self
     }
 
-    /// At this time. Until then the execution waits, and costs no memory.
+    /// Begins at this time. Until then the execution waits and uses no memory.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -201,8 +202,8 @@ impl<O> Start<O> {
         self
     }
 
-    /// With a signal, in the same commit. If there is an execution of that id and it has not ended, that is sent the
-    /// signal and joined.
+    /// Sends a signal in the same commit. If an execution of this id exists and has not ended, the signal is sent to it
+    /// and the start joins it.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -218,7 +219,7 @@ impl<O> Start<O> {
         self
     }
 
-    /// The id of that signal: however often it is sent, it counts once.
+    /// Sets the id of this signal. A signal that is sent several times under one id is delivered once.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -236,9 +237,9 @@ impl<O> Start<O> {
         self
     }
 
-    /// Takes the place of the execution of that id, if there is one that has not ended: in one step, which no crash can
-    /// leave half done, that one is made to end, and this follows it. One that has ended is removed. The other's
-    /// callers are told that it was cancelled or terminated.
+    /// Replaces the execution of this id if it has not ended: it is made to end, and this execution follows it. A crash
+    /// cannot leave this half done. An execution that has ended is removed. Callers that wait for the replaced
+    /// execution get the error that it was cancelled or terminated.
     ///
     /// ```
     /// # use latchwork::workflow::{Engine, Result, Supersede, Workflow};
@@ -251,7 +252,7 @@ impl<O> Start<O> {
         self
     }
 
-    /// With this tag, that it is found by.
+    /// Adds a tag. Lists can filter by it.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -266,7 +267,7 @@ impl<O> Start<O> {
         self
     }
 
-    /// With this search attribute, that it is found by.
+    /// Adds a search attribute. Lists can filter by it.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -297,7 +298,7 @@ impl<O: 'static> IntoFuture for Start<O> {
 }
 
 impl Inner {
-    /// The definition of that name, and an input for it that can be stored.
+    /// Returns the definition of this name, and the input if it can be stored.
     pub(crate) fn accept(&self, name: &str, input: Result<String, JsonError>) -> Result<(Arc<Definition>, String)> {
         let definition = self.definition(name).ok_or_else(|| WorkflowError::NotRegistered { name: name.into() })?;
         let input = input.map_err(|cause| WorkflowError::Input { workflow: name.into(), cause })?;
@@ -344,7 +345,7 @@ impl UntypedStart {
         };
         if definition.policy.gather().is_some() {
             let (workflow, reason) =
-                (name.clone(), "its starts are gathered, so none has a signal or a time of its own");
+                (name.clone(), "its starts are gathered, so a start cannot have its own signal or time");
             let is_alone = signal.is_some() || !matches!(self.begins, Begins::Now);
             if is_alone {
                 return Err(WorkflowError::Start { workflow, reason });
@@ -353,7 +354,7 @@ impl UntypedStart {
         let is_gathered = definition.policy.gather().is_some();
         if self.supersede.is_some() && (self.key.is_some() || signal.is_some() || self.join || is_gathered) {
             let reason =
-                "one that takes the place of another has no idempotency key or signal, joins none and is not gathered";
+                "a start that supersedes cannot have an idempotency key or a signal, cannot join and is not gathered";
             return Err(WorkflowError::Start { workflow: name, reason });
         }
         let now = inner.store.env().now();
@@ -377,7 +378,7 @@ impl UntypedStart {
     }
 }
 
-/// A start whose parts were found to be good.
+/// A start whose options were checked.
 struct Starting {
     inner: Arc<Inner>,
     id: ExecutionId,
@@ -392,7 +393,8 @@ struct Starting {
 impl Starting {
     async fn start(&self, is_given: bool) -> Result<Started> {
         let inner = &self.inner;
-        // Most often there is no other start, and nothing to wait for. A start that is gathered need not have its id.
+        // Usually no other start uses this id, and there is nothing to wait for. A gathered start need not get its own
+        // id.
         let is_gathered = self.definition.policy.gather().is_some() || self.supersede.is_some();
         if is_given
             && !is_gathered
@@ -400,7 +402,7 @@ impl Starting {
         {
             return Ok(started);
         }
-        // An input that no execution would be given, as in a repeated start or a join, need not fit.
+        // Only the input of a new execution must fit. A repeated start or a join does not use its input.
         self.definition.check(&self.execution.input)?;
         let asked = self.definition.asked(&self.execution.input)?;
         loop {
@@ -417,7 +419,7 @@ impl Starting {
                 inner.metrics.started(&self.execution.workflow);
                 return Ok(started);
             }
-            // It is being started at this moment, or was just now. One that is to be joined needs no permit.
+            // Another start of this id is on its way or has just landed. A start that joins needs no permit.
             if let Some(started) = self.keyed().await? {
                 return Ok(started);
             }
@@ -439,7 +441,7 @@ impl Starting {
         }
     }
 
-    /// The execution that was started under that key, if there is one. The signal goes to that.
+    /// Returns the execution that was started under this key, if it exists. The signal is sent to it.
     async fn keyed(&self) -> Result<Option<Started>> {
         let (inner, Execution { workflow, input, key, .. }) = (&self.inner, &self.execution);
         let Some(key) = key else { return Ok(None) };
@@ -456,13 +458,13 @@ impl Starting {
         Ok(Some(Started { id, item: found.item }))
     }
 
-    /// What is to be sent to one that has been started.
+    /// The signal for an execution that was started before.
     fn signal(&self, id: &ExecutionId) -> Option<Signal> {
         let (name, payload, signal_id) = self.signal.clone()?;
         Some(Signal { engine: self.inner.clone(), id: id.clone(), name, payload: Ok(payload), signal_id })
     }
 
-    /// Starts it, unless there is one of that id or under that key.
+    /// Starts the execution, unless the id or the key is taken.
     async fn first(&self, asked: &Option<Asked>) -> Result<Option<Started>> {
         let (inner, id) = (&self.inner, &self.id);
         let runs = match asked {
@@ -492,7 +494,7 @@ impl Starting {
                 let admissions = &inner.admissions;
                 let started =
                     admissions.start(&self.definition, asked.clone(), id, execution, Box::new(stored)).await?;
-                // Refused for its id, or because this engine is no longer the owner of that.
+                // The commit was refused: the id is taken, or this engine no longer owns its shard.
                 let is_lost = started.is_none() && !inner.node.owns(id);
                 if is_lost { Err(WorkflowError::Stopped) } else { Ok(started) }
             }
@@ -500,7 +502,8 @@ impl Starting {
         }
     }
 
-    /// The execution of that id, if there is one and it is to be joined. One that is to be replaced is removed.
+    /// Returns the execution of this id if it exists and the start joins it. Removes an execution that is to be
+    /// replaced.
     async fn existing(&self) -> Result<Option<Started>> {
         let (inner, id) = (&self.inner, &self.id);
         let Some((found, _)) = inner.read(id).await? else { return Ok(None) };
@@ -525,7 +528,7 @@ impl Starting {
             }
             return match signal.send().await {
                 Ok(_) => Ok(Some(id.clone().into())),
-                // It has ended at this very moment.
+                // The execution ended at this very moment.
                 Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => Box::pin(self.existing()).await,
                 Err(error) => Err(error),
             };

@@ -11,7 +11,8 @@ use crate::store::{Check, Commit, ErrorKind, Key, Order, Outcome, Range, Write};
 use crate::workflow::admission::Asked;
 use crate::workflow::engine::Inner;
 use crate::workflow::operate::steer::Ending;
-use crate::workflow::stored::record::{Admission, Execution, Needed, Status, Supersede, fetch, keyed_key};
+use crate::workflow::stored::keys::keyed_key;
+use crate::workflow::stored::record::{Admission, Execution, Needed, Status, Supersede, fetch};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
 /// The records that the old execution left are unchanged.

@@ -10,7 +10,8 @@ use crate::workflow::engine::Engine;
 use crate::workflow::journal::place::{Path, Place};
 use crate::workflow::operate::executions::Executions;
 use crate::workflow::operate::history::{Operation, read_entry};
-use crate::workflow::stored::record::{Entry, Intent, journal_key, run_key};
+use crate::workflow::stored::keys::{journal_key, run_key};
+use crate::workflow::stored::record::{Entry, Intent};
 use crate::workflow::{Boxed, ExecutionId, Result, WorkflowError};
 
 /// How many operations a page holds by default, and at most.

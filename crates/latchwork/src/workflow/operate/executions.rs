@@ -75,7 +75,7 @@ pub struct Description {
     pub forked: Option<ExecutionId>,
     /// The schedule that started it, if a schedule did.
     pub schedule: Option<String>,
-    /// Why it is to be cancelled, if it is.
+    /// The reason, if its cancellation was requested.
     pub cancel: Option<String>,
     /// Its published values, by name.
     pub published: BTreeMap<String, Value>,

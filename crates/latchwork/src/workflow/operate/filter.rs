@@ -214,7 +214,7 @@ impl Filter {
             && self.to_us.is_none_or(|to| execution.started_us < to)
     }
 
-    /// The keys of the selected executions, in the order of start times: an execution has to be in all of these unions.
+    /// The keys of the selected executions, in the order of start times: an execution must be in all of these unions.
     /// Limits of attributes are not included. The list is empty only if the filter has nothing but limits.
     pub(crate) async fn unions(&self, reader: &Reader<'_>) -> Result<Vec<Union>> {
         let mut unions = Vec::new();

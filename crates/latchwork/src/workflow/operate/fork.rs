@@ -19,8 +19,9 @@ use crate::workflow::journal::place::{Path, Place};
 use crate::workflow::operate::history::{Recorded, entries};
 use crate::workflow::run::{CALLED_OFF, turn};
 use crate::workflow::stored::kept::{ReviewRecord, Token};
+use crate::workflow::stored::keys::{journal_key, review_key};
 use crate::workflow::stored::record::{
-    ANYTHING, Entry, EntryState, Execution, Kind, Status, fetch, fetch_execution, journal_key, next_page, review_key,
+    ANYTHING, Entry, EntryState, Execution, Kind, Status, fetch, fetch_execution, next_page,
 };
 use crate::workflow::{Cancelled, ExecutionId, Result, WorkflowError};
 
@@ -449,7 +450,7 @@ fn fate(place: &Place, at: &Place) -> Fate {
     }
 }
 
-/// The fork has to acquire the locks that the source held at that place, and requests again what the source waited for.
+/// The fork must acquire the locks that the source held at that place, and requests again what the source waited for.
 fn acquire_anew(kept: &mut BTreeMap<Place, Entry>) {
     let released = |entry: &Entry| match &entry.state {
         EntryState::Done(text) if entry.kind == Kind::Unlock => serde_json::from_str::<Unlocked>(text).ok(),

@@ -1,5 +1,5 @@
-//! What happened to an execution: every operation of its journal with its times, attempts and outcome. It can be
-//! written to a file as JSON, and new code be checked against it.
+//! The history of an execution: every operation of its journal with its times, attempts and outcome. It can be written
+//! to a file as JSON, and new code can be checked against it.
 
 use std::collections::BTreeMap;
 
@@ -12,15 +12,14 @@ use crate::store::{Generation, Item, Key, Space, Store, Timestamp, View};
 use crate::workflow::ctx::step::read_failure;
 use crate::workflow::engine::{Engine, Spaces};
 use crate::workflow::journal::place::{Path, Place};
-use crate::workflow::stored::record::{
-    Entry, EntryState, Execution, Intent, Kind, Status, fetch_execution, next_page, read_place, run_key,
-};
+use crate::workflow::stored::keys::{read_place, run_key};
+use crate::workflow::stored::record::{Entry, EntryState, Execution, Intent, Kind, Status, fetch_execution, next_page};
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
-/// How many operations are read in one go.
+/// How many operations one read returns.
 const BATCH: usize = 1000;
 
-/// What happened to an execution so far.
+/// The history of an execution so far.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct History {
@@ -28,36 +27,36 @@ pub struct History {
     pub id: String,
     /// The workflow's name.
     pub workflow: String,
-    /// What it was started with, or continued with.
+    /// The input that it was started or continued with.
     pub input: Value,
     /// When it was started, in microseconds since 1970.
     pub started_us: u64,
-    /// When it was last changed as a whole, in microseconds since 1970: for one that has ended, its end.
+    /// When its record last changed, in microseconds since 1970. For an execution that has ended, this is its end.
     pub changed_us: u64,
-    /// How often it was continued as new. What happened before that is not kept.
+    /// How often it was continued as new. Earlier runs are not kept.
     pub run: u32,
-    /// How it is.
+    /// Its state.
     pub state: ExecutionState,
-    /// The operations in the order in which the code came to them.
+    /// The operations in the order of the code.
     pub operations: Vec<Operation>,
 }
 
-/// How an execution is.
+/// The state of an execution.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ExecutionState {
-    /// At work, or about to be.
+    /// Running, or about to run.
     Running,
     /// Out of memory until a timer is due.
     Waiting,
     /// Waits for an operator, for this reason.
     Parked(String),
-    /// Has come to this output.
+    /// Completed with this output.
     Completed(Value),
-    /// Has failed.
+    /// Failed.
     Failed(Failure),
-    /// Has taken longer than it may.
+    /// Ran longer than its time limit.
     TimedOut,
     /// Was cancelled, for this reason.
     Cancelled(String),
@@ -67,34 +66,34 @@ pub enum ExecutionState {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Operation {
-    /// The branch of the code that it is in, as `4.1/` for the second branch of the fork at place 4; empty for the
+    /// The branch of the code that it is in, such as `4.1/` for the second branch of the fork at place 4. Empty for the
     /// function itself.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub branch: String,
-    /// Its place in there, counted from 0.
+    /// Its place in the branch, counted from 0.
     pub place: u32,
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
-    /// What it is called, if it has a name.
+    /// Its name, if it has one.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// A hash of what it was given.
+    /// A hash of its input.
     #[serde(default, skip_serializing_if = "is_default")]
     pub argument: u64,
-    /// When the code came to it, in microseconds since 1970.
+    /// When the code reached it, in microseconds since 1970.
     pub since_us: u64,
-    /// When what this tells was committed, in microseconds since 1970.
+    /// When its last record was committed, in microseconds since 1970.
     pub recorded_us: u64,
-    /// How often its body was begun.
+    /// How often its body was started.
     #[serde(default, skip_serializing_if = "is_default")]
     pub attempts: u32,
     /// The last attempts that failed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failures: Vec<AttemptFailure>,
-    /// What the last attempt has told of itself.
+    /// The progress that the last attempt reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Value>,
-    /// How far it is.
+    /// Its state.
     pub state: OperationState,
 }
 
@@ -106,18 +105,18 @@ pub struct AttemptFailure {
     pub attempt: u32,
     /// When it failed, in microseconds since 1970.
     pub at_us: u64,
-    /// What went wrong.
+    /// The message of the failure.
     pub message: String,
 }
 
-/// How far an operation is.
+/// The state of an operation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum OperationState {
-    /// Its body was begun.
+    /// Its body was started.
     Begun,
-    /// The last attempt failed, and the next is due then.
+    /// The last attempt failed. The next attempt is due at this time.
     Retrying {
         /// Why it failed.
         failure: Failure,
@@ -126,22 +125,22 @@ pub enum OperationState {
     },
     /// It waits, or waited, until then, in microseconds since 1970.
     Until(u64),
-    /// It gave this.
+    /// It returned this value.
     Done(Value),
-    /// It failed for good.
+    /// It failed, and is not tried again.
     Failed(Failure),
-    /// It saw this state of a slot.
+    /// It read this state of a slot.
     Saw {
         /// The slot's rev; `None` if it was never written.
         rev: Option<u64>,
-        /// `None` if there was none.
+        /// `None` if the slot had no value.
         state: Option<Value>,
     },
     /// It waits for a lock.
     Queued {
-        /// The token that it will be granted.
+        /// The fencing token that it will get.
         token: u64,
-        /// Until when at the most, in microseconds since 1970.
+        /// The latest end of the wait, in microseconds since 1970.
         until_us: Option<u64>,
     },
 }
@@ -169,7 +168,7 @@ impl ExecutionState {
 }
 
 impl Engine {
-    /// What happened to an execution so far.
+    /// Returns the history of an execution so far.
     pub async fn history(&self, id: impl Into<ExecutionId>) -> Result<History> {
         let id = id.into();
         let found = History::of(self.store(), id.clone()).await?;
@@ -178,7 +177,7 @@ impl Engine {
 }
 
 impl History {
-    /// What happened to an execution so far, as a store holds it. Needs no engine, and changes nothing.
+    /// Returns the history of an execution so far, from a store. Needs no engine, and changes nothing.
     pub async fn of(store: &Store, id: impl Into<ExecutionId>) -> Result<Option<History>> {
         let id = id.into();
         let Some(spaces) = Spaces::find(store).await? else { return Ok(None) };
@@ -189,7 +188,7 @@ impl History {
         Ok(Some(History::new(&id, execution, item.time, operations)))
     }
 
-    /// The ids of all executions in a store, and the names of their workflows.
+    /// Returns the ids of all executions in a store, and the names of their workflows.
     pub async fn ids(store: &Store) -> Result<Vec<(ExecutionId, String)>> {
         let Some(spaces) = Spaces::find(store).await? else { return Ok(Vec::new()) };
         let view = store.view().await?;
@@ -217,7 +216,7 @@ impl History {
         }
     }
 
-    /// The names of the steps that the code came to, in order.
+    /// The names of the steps, in the order in which the code reached them.
     pub fn steps(&self) -> Vec<&str> {
         let steps = self.operations.iter().filter(|operation| operation.kind == Kind::Step);
         steps.map(|operation| operation.name.as_str()).collect()
@@ -229,7 +228,7 @@ impl History {
     }
 }
 
-/// What a journal holds of an operation, and since when.
+/// The record of an operation in a journal, and when it was written.
 pub(crate) struct Recorded {
     pub(crate) entry: Entry,
     pub(crate) time: Timestamp,
@@ -242,7 +241,7 @@ impl Recorded {
     }
 }
 
-/// What the journal of an execution holds, in the order in which the code came to it.
+/// Returns the entries in the journal of an execution, in the order of the code.
 pub(crate) async fn entries(
     view: &View,
     journal: &Space,
@@ -253,7 +252,7 @@ pub(crate) async fn entries(
     let mut entries = BTreeMap::new();
     let first = execution.intent.clone().and_then(Intent::into_entry);
     let first = first.map(|first| (Path::default().at(0), Recorded::by(own, first)));
-    // A step that is begun for the first time has no record of its own.
+    // A step that was started for the first time has no record of its own: the record before it holds its intent.
     let mut intents: Vec<(Place, Recorded)> = first.into_iter().collect();
     let mut rest = journal.prefix(run_key(id, execution.run));
     while let Some(found) = next_page(view, &mut rest, BATCH).await? {
@@ -274,7 +273,7 @@ pub(crate) async fn entries(
     Ok(entries)
 }
 
-/// The operation that a record of the journal tells of, and the one that was to be next, if it tells of that.
+/// Reads a record of the journal: the operation, and the intent of the next operation if the record holds one.
 pub(crate) fn read_entry(id: &ExecutionId, key: &Key, value: &[u8]) -> Result<(Place, Entry, Option<Entry>)> {
     let damaged = || WorkflowError::corrupt(format!("an operation of execution {id:?}"));
     let place = read_place(id, key.bytes()).ok_or_else(damaged)?;
@@ -316,7 +315,7 @@ impl Operation {
         }
     }
 
-    /// What it gave, if it did and if that fits the type.
+    /// The value that it returned, if it is done and the value fits the type.
     pub fn value<T: DeserializeOwned>(&self) -> Option<T> {
         match &self.state {
             OperationState::Done(value) => T::deserialize(value).ok(),

@@ -1,5 +1,5 @@
-//! Lists of executions: pages of those that a filter means, in the order of their starts or of an attribute. A page is
-//! one view of the store, and costs what it holds, however many executions there are.
+//! Lists of executions: pages of the executions that a filter selects, in the order of their starts or of an attribute.
+//! A page is one view of the store. Its cost depends on its size, not on the number of executions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -21,12 +21,12 @@ use crate::workflow::stored::listed::{by_attribute, by_value, read_end, write_en
 use crate::workflow::stored::record::{Attribute, Execution, Wait};
 use crate::workflow::{Boxed, ExecutionId, Result, WorkflowError};
 
-/// How many executions a page holds, unless it is said, and at the most.
+/// How many executions a page holds by default, and at most.
 const PAGE: usize = 100;
 const MOST: usize = 1000;
 
-/// How much is read for a page at the most, about; how much before another way is tried; and how many executions are
-/// sorted for it.
+/// About how many keys are read for a page at most; how many before another way is tried; and how many executions are
+/// sorted for a page.
 const LOOKS: usize = 16 << 10;
 const FEW: usize = 1 << 10;
 const SORTED: usize = 4 << 10;
@@ -46,9 +46,10 @@ pub struct List {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Page {
-    /// The executions, in order. Where few of many are meant, there may be less than asked for, and yet more to come.
+    /// The executions, in order. If the filter selects few of many, a page may have fewer than requested although there
+    /// are more.
     pub executions: Vec<Listed>,
-    /// Where the next page goes on, if there is one.
+    /// Where the next page begins, if there is one.
     pub next: Option<Cursor>,
 }
 
@@ -60,7 +61,7 @@ pub struct Listed {
     pub id: ExecutionId,
     /// The workflow's name.
     pub workflow: String,
-    /// How it is.
+    /// Its state.
     pub state: ExecutionState,
     /// When it was started, in microseconds since 1970.
     pub started_us: u64,
@@ -70,15 +71,15 @@ pub struct Listed {
     pub tags: BTreeSet<String>,
     /// Its search attributes.
     pub attributes: BTreeMap<String, Attribute>,
-    /// The execution that has started it, if one has.
+    /// The execution that started it, if it has a parent.
     pub parent: Option<ExecutionId>,
-    /// The execution whose results it has kept, if it is a fork.
+    /// The execution that it was forked from, if it is a fork.
     pub forked: Option<ExecutionId>,
-    /// Why it is to be cancelled, if it is.
+    /// The reason, if its cancellation was requested.
     pub cancel: Option<String>,
 }
 
-/// Where a list goes on. As text it can be kept and sent anywhere.
+/// Where a list continues. As text, it can be stored and sent.
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Cursor(Vec<u8>);
@@ -86,25 +87,25 @@ pub struct Cursor(Vec<u8>);
 /// The first byte of cursors.
 const VERSION: u8 = 1;
 
-/// The second byte of those of reviews. In those of executions only the two lowest bits are used.
+/// The second byte of cursors of reviews. Cursors of executions use only the two lowest bits of it.
 const REVIEWS: u8 = 4;
 
 impl Cursor {
-    /// What tells the cursors of one order from those of others.
+    /// The first bytes of a cursor, which distinguish the orders of lists.
     fn mark(order: Order, values: Option<&Values>) -> Vec<u8> {
         let mut mark = vec![VERSION, u8::from(order == Order::Descending) | u8::from(values.is_some()) << 1];
         mark.extend(values.iter().flat_map(|values| hash_text(&values.name).to_be_bytes()));
         mark
     }
 
-    /// Where a list of reviews goes on.
+    /// The cursor at a position in a list of reviews.
     pub(crate) fn of_reviews(position: &[u8]) -> Cursor {
         Cursor([&[VERSION, REVIEWS], position].concat())
     }
 
     /// The position in a list of reviews.
     pub(crate) fn among_reviews(&self) -> Result<&[u8]> {
-        let reason = || "the cursor is not of a list of reviews".to_string();
+        let reason = || "the cursor does not belong to a list of reviews".to_string();
         self.0.strip_prefix(&[VERSION, REVIEWS]).ok_or_else(|| WorkflowError::List { reason: reason() })
     }
 
@@ -113,7 +114,7 @@ impl Cursor {
     }
 
     fn position(&self, order: Order, values: Option<&Values>) -> Result<Vec<u8>> {
-        let reason = || "the cursor is of a list in another order".to_string();
+        let reason = || "the cursor belongs to a list in another order".to_string();
         let position = self.0.strip_prefix(&Cursor::mark(order, values)[..]);
         let position = position.filter(|position| read_position(position, values.is_some()).is_some());
         position.map(<[u8]>::to_vec).ok_or_else(|| WorkflowError::List { reason: reason() })
@@ -158,14 +159,15 @@ impl From<Cursor> for String {
     }
 }
 
-/// When an execution was started and its id, from a position. In the order of an attribute, its value comes before.
+/// Reads the start time and the id of an execution from a position. In the order of an attribute, its value comes
+/// first.
 fn read_position(position: &[u8], is_valued: bool) -> Option<(u64, ExecutionId)> {
     let value = if is_valued { 1 + json::skip(position.get(1..)?)? } else { 0 };
     read_end(position.get(value..)?)
 }
 
 impl Engine {
-    /// Executions, found by what they are, wait for or are labelled with. Await it for a page of them.
+    /// Lists executions by their state, waits and labels. Await it for a page.
     ///
     /// ```
     /// # use latchwork::store::Store;
@@ -187,32 +189,31 @@ impl List {
         List { stored, filter, order: None, limit: PAGE, after: None }
     }
 
-    /// The oldest first. If the filter limits an attribute: the least first, which is so unless it is said otherwise.
+    /// The oldest first. If the filter limits an attribute: the least value first, which is then the default.
     pub fn ascending(mut self) -> List {
         self.order = Some(Order::Ascending);
         self
     }
 
-    /// The newest first, which is so unless it is said otherwise. If the filter limits an attribute: the greatest
-    /// first.
+    /// The newest first, which is the default. If the filter limits an attribute: the greatest value first.
     pub fn descending(mut self) -> List {
         self.order = Some(Order::Descending);
         self
     }
 
-    /// So many on a page: 100 unless this is said, 1 at the least and 1000 at the most.
+    /// The size of a page: 100 by default, at least 1 and at most 1000.
     pub fn limit(mut self, limit: usize) -> List {
         self.limit = limit.clamp(1, MOST);
         self
     }
 
-    /// What comes after an earlier page.
+    /// Continues after an earlier page.
     pub fn after(mut self, cursor: impl Into<Option<Cursor>>) -> List {
         self.after = cursor.into();
         self
     }
 
-    /// The page, and how much was read for it.
+    /// Reads the page. Also returns how many keys were read for it.
     async fn page(self) -> Result<(Page, usize)> {
         self.filter.check()?;
         let values = self.filter.values();
@@ -233,7 +234,7 @@ impl List {
         Ok((Page { executions, next }, looking.reader.looks))
     }
 
-    /// An execution as a view shows it, if it is meant.
+    /// Reads an execution from a view. None if the filter does not select it.
     async fn execution(&self, view: &View, id: &ExecutionId) -> Result<Option<Execution>> {
         let Some(spaces) = &self.stored.spaces else { return Ok(None) };
         let found = match view.get(&spaces.executions.key(id.as_bytes())).await {
@@ -255,13 +256,13 @@ struct Looking<'a> {
     list: &'a List,
     reader: Reader<'a>,
     values: Option<Values>,
-    /// What was found, with its positions.
+    /// The executions found, with their positions.
     found: Vec<(Vec<u8>, Listed)>,
 }
 
 impl Looking<'_> {
-    /// Fills the page in the order of an attribute. If few of its values are of executions that are meant, it may be
-    /// that those can be found by all else.
+    /// Fills the page in the order of an attribute. If few values belong to selected executions, it tries to find the
+    /// executions by the other conditions instead.
     async fn look_by_value(&mut self, stream: Stream, unions: Join, after: Option<Vec<u8>>) -> Result<Option<Vec<u8>>> {
         let mut values = Join::new(vec![Union::new(vec![stream])]);
         let most = if unions.is_empty() { LOOKS } else { FEW };
@@ -281,7 +282,7 @@ impl Looking<'_> {
         }
     }
 
-    /// Fills the page from positions that are in the order of the list. Gives where the next page goes on.
+    /// Fills the page from positions in the order of the list. Returns where the next page begins.
     async fn look(&mut self, join: &mut Join, after: Option<Vec<u8>>, most: usize) -> Result<Option<Vec<u8>>> {
         let mut after = after;
         loop {
@@ -303,7 +304,7 @@ impl Looking<'_> {
         }
     }
 
-    /// The execution at a position, if it is meant.
+    /// Reads the execution at a position. None if the filter does not select it.
     async fn read(&mut self, position: &[u8]) -> Result<Option<Listed>> {
         let damaged = || WorkflowError::corrupt("a key of a list");
         let (_, id) = read_position(position, self.values.is_some()).ok_or_else(damaged)?;
@@ -312,8 +313,8 @@ impl Looking<'_> {
         Ok(found.map(|found| Listed::new(id, found)))
     }
 
-    /// Everything from there on in the order of an attribute, from positions in the order of start times. Nothing if
-    /// those are too many.
+    /// Returns everything after `after` in the order of an attribute, from positions in the order of start times. None
+    /// if there are too many.
     async fn sorted(&mut self, mut join: Join, after: Option<Vec<u8>>) -> Result<Option<Vec<(Vec<u8>, Listed)>>> {
         let Some(values) = &self.values else { return Ok(None) };
         let prefix = by_attribute(&values.name).len();
@@ -386,7 +387,7 @@ mod tests {
     use crate::workflow::Status;
     use crate::workflow::stored::record;
 
-    /// An engine on so many executions of two workflows.
+    /// An engine with `count` executions of two workflows.
     async fn engine(count: u64) -> Engine {
         let engine = Engine::on(&Store::memory().await.unwrap()).start().await.unwrap();
         let spaces = &engine.inner.spaces;
@@ -451,7 +452,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_page_of_what_is_nowhere_ends_some_time_and_goes_on_with_the_next() {
+    async fn a_page_without_matches_ends_after_some_reads_and_the_next_page_continues() {
         let engine = engine(40_000).await;
         let filter = Filter::new().workflow("invoice").tag("every").at_least("price", 0).greater_than("price", 39_000);
         let (mut found, mut cursor) = (0, None);

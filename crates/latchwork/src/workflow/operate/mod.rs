@@ -1,4 +1,4 @@
-//! Operators and programs that look at executions from outside: list, read, steer, fork.
+//! What operators and programs outside of workflows do with executions: list, read, steer, fork.
 
 pub(crate) mod bulk;
 pub(crate) mod events;

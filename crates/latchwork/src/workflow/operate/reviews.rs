@@ -14,7 +14,7 @@ use crate::workflow::engine::{Engine, Inner, Spaces, check_name};
 use crate::workflow::operate::executions::Executions;
 use crate::workflow::operate::history::value;
 use crate::workflow::stored::kept::{Kept, Letter, ReviewRecord};
-use crate::workflow::stored::record::review_key;
+use crate::workflow::stored::keys::review_key;
 use crate::workflow::{Boxed, Cursor, Decision, ExecutionId, Result, WorkflowError};
 
 /// How many reviews a page holds by default, and at most.
@@ -82,7 +82,7 @@ pub struct ReviewsPage {
     pub next: Option<Cursor>,
 }
 
-/// A review, seen from outside.
+/// A review, as a caller sees it.
 #[derive(Clone)]
 pub struct ReviewHandle {
     engine: Arc<Inner>,

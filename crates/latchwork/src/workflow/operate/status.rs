@@ -1,5 +1,5 @@
-//! How an execution is, in one word: for lists, filters, descriptions, finalizers and the command. What goes with it,
-//! as an output or a reason, is in [`ExecutionState`].
+//! The state of an execution in one word: for lists, filters, descriptions, finalizers and the command.
+//! [`ExecutionState`] has the details, such as the output or the reason.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,7 +14,7 @@ use crate::workflow::operate::steer::Why;
 use crate::workflow::stored::record::{self, Execution, Wait, WaitsFor};
 use crate::workflow::{Result, WorkflowError};
 
-/// How an execution is.
+/// The state of an execution, in one word.
 ///
 /// ```
 /// use latchwork::workflow::Status;
@@ -28,26 +28,27 @@ use crate::workflow::{Result, WorkflowError};
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
 pub enum Status {
-    /// At work, or about to be.
+    /// Running, or about to run.
     Running = 1,
-    /// Out of memory, for a time and nothing else: a sleep, or the next attempt at a step.
+    /// Out of memory, and waits only for a time: a sleep, or the next attempt of a step.
     Asleep,
-    /// Out of memory, for something else than a time. In a filter, those that are asleep as well.
+    /// Out of memory, and waits for something else than a time. In a filter, this selects executions that are asleep as
+    /// well.
     Waiting,
     /// Waits for an operator.
     Parked,
-    /// Has come to an output.
+    /// Completed with an output.
     Completed,
-    /// Has failed, or was terminated.
+    /// Failed, or was terminated.
     Failed,
-    /// Has taken longer than it may.
+    /// Ran longer than its time limit.
     TimedOut,
     /// Was cancelled.
     Cancelled,
 }
 
 impl Status {
-    /// All of them.
+    /// All statuses.
     pub const ALL: [Status; 8] = [
         Status::Running,
         Status::Asleep,
@@ -73,12 +74,12 @@ impl Status {
         }
     }
 
-    /// Whether the execution has ended.
+    /// True if the execution has ended.
     pub fn is_end(self) -> bool {
         matches!(self, Status::Completed | Status::Failed | Status::TimedOut | Status::Cancelled)
     }
 
-    /// By the record of an execution.
+    /// The status of the record of an execution.
     pub(crate) fn of(execution: &Execution) -> Status {
         match &execution.status {
             record::Status::Running => Status::Running,
@@ -108,7 +109,7 @@ impl Status {
         if waits.iter().all(is_timed) { Status::Asleep } else { Status::Waiting }
     }
 
-    /// The statuses that a filter for this one means.
+    /// The statuses that a filter for this status selects.
     pub(crate) fn meant(self) -> &'static [Status] {
         match self {
             Status::Waiting => &[Status::Asleep, Status::Waiting],
@@ -134,28 +135,28 @@ impl FromStr for Status {
 }
 
 impl Listed {
-    /// How it is, in one word.
+    /// Its state, in one word.
     pub fn status(&self) -> Status {
         Status::of_state(&self.state, &self.waits)
     }
 }
 
 impl Description {
-    /// How it is, in one word.
+    /// Its state, in one word.
     pub fn status(&self) -> Status {
         Status::of_state(&self.state, &self.waits)
     }
 }
 
 impl Why {
-    /// How it is, in one word.
+    /// Its state, in one word.
     pub fn status(&self) -> Status {
         Status::of_state(&self.state, &self.waits)
     }
 }
 
 impl History {
-    /// How it is, in one word. A history does not tell what is waited for: one that is out of memory is waiting.
+    /// Its state, in one word. A history does not contain waits, so an execution out of memory is always waiting.
     pub fn status(&self) -> Status {
         match self.state {
             ExecutionState::Waiting => Status::Waiting,

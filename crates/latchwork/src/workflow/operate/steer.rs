@@ -1,4 +1,4 @@
-//! What operators do to executions: cancel, terminate, resume, wake, retry; and what they see of one.
+//! What operators do to executions: cancel, terminate, resume, wake, retry; and the answer to why one waits.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,15 +25,15 @@ use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 /// The code of the failure of an execution that was terminated.
 pub(crate) const TERMINATED: &str = "latchwork.terminated";
 
-/// What the message of that failure starts with.
+/// The beginning of the message of that failure.
 const TERMINATED_FOR: &str = "it was terminated: ";
 
-/// The reason that an execution was terminated for.
+/// The reason for which an execution was terminated.
 pub(crate) fn terminated_for(failure: &Failure) -> &str {
     failure.message().strip_prefix(TERMINATED_FOR).unwrap_or(failure.message())
 }
 
-/// What an execution waits for.
+/// Why an execution does not continue: its state and what it waits for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Why {
@@ -41,37 +41,37 @@ pub struct Why {
     pub id: ExecutionId,
     /// The workflow's name.
     pub workflow: String,
-    /// How it is.
+    /// Its state.
     pub state: ExecutionState,
-    /// When it was last changed as a whole, in microseconds since 1970: for one that has ended, its end.
+    /// When its record last changed, in microseconds since 1970. For an execution that has ended, this is its end.
     pub changed_us: u64,
     /// When it begins, in microseconds since 1970, if it was started to begin later.
     pub begins_us: Option<u64>,
-    /// Whether it is in memory.
+    /// True if it is in memory.
     pub resident: bool,
-    /// Why it is to be cancelled, if it is.
+    /// The reason, if its cancellation was requested.
     pub cancel: Option<String>,
-    /// Why it cannot run here, if it cannot.
+    /// Why it cannot run here, if it is set aside.
     pub set_aside: Option<String>,
-    /// What it does or waits for, one for each of its branches.
+    /// What it does or waits for: one entry for each of its branches.
     pub waits: Vec<Wait>,
-    /// Where it stands in a line, if it waits for a permit.
+    /// Its position in a queue, if it waits for a permit.
     pub queue: Option<PlaceInLine>,
 }
 
 impl Engine {
-    /// Has an execution cancelled: what it waits for, and what it comes to next, fails, and it can clean up. One that
-    /// has ended is an error; cancelling once more changes nothing.
+    /// Cancels an execution: the operations that it waits for, and its next operations, fail, so that it can clean up.
+    /// An execution that has ended is an error. A second cancellation changes nothing.
     pub async fn cancel(&self, id: impl Into<ExecutionId>, reason: &str) -> Result<()> {
         self.inner.cancel(&id.into(), reason).await
     }
 
-    /// Ends an execution as failed, wherever it is, without any more of its code being run.
+    /// Ends an execution as failed, wherever it is. No more of its code runs.
     pub async fn terminate(&self, id: impl Into<ExecutionId>, reason: &str) -> Result<()> {
         self.inner.terminate(&id.into(), reason).await
     }
 
-    /// Lets a parked execution go on, by the code that is registered now.
+    /// Lets a parked execution continue, with the code that is registered now.
     pub async fn resume(&self, id: impl Into<ExecutionId>) -> Result<()> {
         let id = id.into();
         let (before, rev) = self.inner.known(&id).await?;
@@ -88,8 +88,8 @@ impl Engine {
         self.inner.pick_up(&id).await
     }
 
-    /// Takes an execution that waits into memory at once, to see whether it can go on; if it has to wait, it leaves.
-    /// One that was started to begin later does so then.
+    /// Loads a waiting execution at once, to see whether it can continue. If it must still wait, it is evicted again.
+    /// An execution that begins later is not loaded before that time.
     pub async fn wake(&self, id: impl Into<ExecutionId>) -> Result<()> {
         let id = id.into();
         let found = self.inner.read(&id).await?.filter(|(found, _)| found.status == Status::Waiting);
@@ -100,7 +100,7 @@ impl Engine {
         self.inner.pick_up(&id).await
     }
 
-    /// Has an execution that pauses before the next attempt at a step try at once. One that is parked is resumed.
+    /// Lets an execution that pauses before the next attempt of a step try at once. A parked execution is resumed.
     pub async fn retry_now(&self, id: impl Into<ExecutionId>) -> Result<()> {
         let id = id.into();
         let why = self.why(&id).await?;
@@ -115,9 +115,9 @@ impl Engine {
         self.inner.deliver(&id, Letter::RetryNow, None).await.map(drop)
     }
 
-    /// The executions that wait for an operator, with the reasons.
+    /// Returns the executions that wait for an operator, with the reasons.
     pub async fn parked(&self) -> Result<Vec<(ExecutionId, String)>> {
-        // Some are found to be parked only when they are loaded.
+        // The engine finds some of them to be parked only when it loads them.
         let _ = self.inner.found.subscribe().wait_for(|found| *found).await;
         let view = self.inner.store.view().await?;
         let (space, range) = self.inner.spaces.lists.with_status(status::Status::Parked);
@@ -134,7 +134,7 @@ impl Engine {
         Ok(parked.into_iter().collect())
     }
 
-    /// What an execution waits for, exactly.
+    /// Returns exactly what an execution waits for.
     pub async fn why(&self, id: impl Into<ExecutionId>) -> Result<Why> {
         let id = id.into();
         let resident = self.inner.resident(&id);
@@ -152,7 +152,7 @@ impl Engine {
 }
 
 impl Why {
-    /// As the store knows it.
+    /// The answer from the store alone.
     pub(crate) fn stored(id: ExecutionId, execution: Execution, changed: Timestamp) -> Why {
         Why {
             id,
@@ -170,7 +170,7 @@ impl Why {
 }
 
 impl<O> Handle<O> {
-    /// Has the execution cancelled, as [`Engine::cancel`] does.
+    /// Cancels the execution, as [`Engine::cancel`] does.
     pub async fn cancel(&self, reason: &str) -> Result<()> {
         self.engine.cancel(self.id(), reason).await
     }
@@ -181,30 +181,30 @@ impl<O> Handle<O> {
     }
 }
 
-/// An end of an execution that is not in memory.
+/// The end of an execution that is not in memory.
 pub(crate) struct Ending<'a> {
-    /// Its record, and the rev of that.
+    /// Its record, and the rev of the record.
     pub(crate) before: Execution,
     pub(crate) rev: Rev,
     pub(crate) status: &'a Status,
-    /// The first record of the execution that takes its place, unless it is stored already.
+    /// The first record of the execution that replaces it, unless that is already stored.
     pub(crate) successor: Option<&'a Execution>,
-    /// Whether it was more than a commit can hold.
+    /// True if an earlier try was too large for one commit.
     pub(crate) is_large: bool,
 }
 
 impl Inner {
-    /// Ends an execution, in a task of its own: whoever asks for it may give up, or not be polled, and until it is done
-    /// nobody else changes the locks in it.
+    /// Ends an execution in a task of its own, because the caller may be dropped or may not be polled. Until the task
+    /// is done, only this task changes the locks of the execution.
     pub(crate) async fn terminate(self: &Arc<Inner>, id: &ExecutionId, reason: &str) -> Result<()> {
         let (engine, id, reason) = (self.clone(), id.clone(), reason.to_string());
         let terminated = self.node.runtime.run(async move { engine.terminate_now(&id, &reason, None, false).await });
         terminated.await.unwrap_or(Err(WorkflowError::Stopped))
     }
 
-    /// Ends an execution that is in memory. Gives whether it has ended as this.
+    /// Ends a resident execution. Returns true if it has ended with this status.
     async fn terminate_resident(&self, run: &Arc<Run>, status: &Status) -> Result<bool> {
-        // What is on its way lands, and then it ends.
+        // A commit that is on its way lands first. Then the execution ends.
         run.set_stop(Stop::Terminated(status.clone()));
         let doing = Listed::begin(run, WaitsFor::Store);
         doing.outside(|_| None::<()>).await;
@@ -214,8 +214,9 @@ impl Inner {
         Ok(run.ended_as().as_ref() == Some(status))
     }
 
-    /// Ends an execution. If another takes its place, that is its first record, unless it is stored already. One that
-    /// is marked is ended only as long as it is: the next of its id is another.
+    /// Ends an execution. If another execution replaces it, `successor` is the first record of that one, unless it is
+    /// already stored. A marked execution is ended only while it has its mark: the next execution of its id is another
+    /// one.
     pub(crate) async fn terminate_now(
         self: &Arc<Inner>,
         id: &ExecutionId,
@@ -234,7 +235,7 @@ impl Inner {
                 Some(Marked::Ends) => is_marked = true,
             }
             let resident = self.resident(id);
-            // It may have ended by itself, and what is in memory by now be the other.
+            // The execution may have ended by itself. Then the resident execution is already its successor.
             if is_marked && self.known(id).await?.0.superseded.is_none() {
                 return Ok(());
             }
@@ -245,7 +246,8 @@ impl Inner {
                     false => continue,
                 }
             }
-            // It may be taken up meanwhile, and come to more that goes with its end: that does not change its record.
+            // The execution may be loaded meanwhile and record more that belongs to its end. That does not change its
+            // record, so the commit also checks these other records.
             let view = self.store.view().await?;
             let (mut before, rev) = self.known(id).await?;
             if is_marked && before.superseded.is_none() || is_tried && self.is_followed(&before, successor.as_ref()) {
@@ -266,7 +268,7 @@ impl Inner {
         }
     }
 
-    /// Ends an execution that is not in memory, as it was known at a generation. Gives whether it was still so.
+    /// Ends an execution that is not in memory, as it was at this generation. Returns false if it has changed since.
     pub(crate) async fn end_stored(
         self: &Arc<Inner>,
         id: &ExecutionId,
@@ -303,7 +305,7 @@ impl Inner {
             if let Some(run) = self.resident(id) {
                 let doing = Listed::begin(&run, WaitsFor::Store);
                 run.ask_cancel(reason);
-                // It goes into the next commit of its own.
+                // The cancellation is stored by the next commit of the execution.
                 let is_done = doing.outside(|state| {
                     let stored = state.known.stored();
                     let is_cancelled = stored.cancel.is_some();
@@ -314,7 +316,7 @@ impl Inner {
                     Some(true) => return Ok(()),
                     Some(false) => return Err(WorkflowError::Ended { id: id.clone() }),
                     None if self.is_stopped() => return Err(WorkflowError::Stopped),
-                    // It has left memory; what is stored tells.
+                    // The execution has left memory. The stored record decides.
                     None => {}
                 }
             }
@@ -327,17 +329,17 @@ impl Inner {
 }
 
 impl Wait {
-    /// Whether it is for others to end it, by a lock or as a child, for as long as it takes.
+    /// True if only another execution can end the wait: a lock or a child, without a time limit.
     pub(crate) fn is_for_others(&self) -> bool {
         matches!(self.what, WaitsFor::Lock(_) | WaitsFor::Child(_)) && self.until_us.is_none()
     }
 
-    /// Since when.
+    /// The begin of the wait.
     pub fn since(&self) -> Timestamp {
         Timestamp(self.since_us)
     }
 
-    /// Until when at the most.
+    /// The latest end of the wait.
     pub fn until(&self) -> Option<Timestamp> {
         self.until_us.map(Timestamp)
     }

@@ -1,5 +1,5 @@
-//! Executions as people are told of them: `Display` for states, waits, operations and answers to `why`. The command
-//! prints these sentences. Without a present moment, times are told as they are; with one, also from there.
+//! Executions in sentences for people: `Display` for states, waits, operations and answers to `why`. The command prints
+//! these sentences. If the current time is known, they also give times relative to it.
 
 use std::fmt;
 
@@ -31,11 +31,11 @@ impl fmt::Display for WaitsFor {
     }
 }
 
-/// A wait, with the present moment if it is known.
+/// A wait, with the current time if it is known.
 struct Told<'a> {
     wait: &'a Wait,
     now: Option<Timestamp>,
-    /// The end of the wait is the beginning of the execution.
+    /// True if the end of the wait is the begin of the execution.
     is_start: bool,
 }
 
@@ -57,25 +57,25 @@ impl fmt::Display for Told<'_> {
         }
         write!(f, ", since {}{}", time(wait.since()), aside(wait.since(), *now))?;
         match wait.until() {
-            Some(until) => write!(f, ", until {} at the most{}", time(until), aside(until, *now)),
+            Some(until) => write!(f, ", until {} at most{}", time(until), aside(until, *now)),
             None => Ok(()),
         }
     }
 }
 
-/// As ` (3m 12s ago)`, if the present moment is known.
+/// Such as ` (3m 12s ago)`. Empty if the current time is not known.
 fn aside(time: Timestamp, now: Option<Timestamp>) -> String {
     now.map(|now| format!(" ({})", relative(time, now))).unwrap_or_default()
 }
 
-/// As `signal "approve", since 2026-11-30 12:00:00 UTC`.
+/// Such as `signal "approve", since 2026-11-30 12:00:00 UTC`.
 impl fmt::Display for Wait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         Told { wait: self, now: None, is_start: false }.fmt(f)
     }
 }
 
-/// As `failed: the card was refused`.
+/// Such as `failed: the card was refused`.
 impl fmt::Display for ExecutionState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -90,7 +90,7 @@ impl fmt::Display for ExecutionState {
     }
 }
 
-/// As `order-7 of workflow "order": waiting for signal "approve", since 2026-11-30 12:00:00 UTC`.
+/// Such as `order-7 of workflow "order": waiting for signal "approve", since 2026-11-30 12:00:00 UTC`.
 impl fmt::Display for Listed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of workflow {:?}: {}", self.id, self.workflow, self.state)?;
@@ -105,8 +105,8 @@ impl fmt::Display for Listed {
 }
 
 impl Why {
-    /// What people are told: how the execution is, whether it is to be cancelled or cannot run here, and then a
-    /// sentence for each of [`Why::waits`].
+    /// The sentences for people: the state of the execution, whether its cancellation was requested, whether it cannot
+    /// run here, and then one sentence for each of [`Why::waits`].
     pub fn sentences(&self, now: Timestamp) -> Vec<String> {
         self.told(Some(now))
     }
@@ -114,7 +114,7 @@ impl Why {
     fn told(&self, now: Option<Timestamp>) -> Vec<String> {
         let mut sentences = vec![self.told_state(now)];
         let cancel = self.cancel.iter().filter(|_| !self.status().is_end());
-        sentences.extend(cancel.map(|reason| format!("It is to be cancelled: {reason}")));
+        sentences.extend(cancel.map(|reason| format!("Its cancellation was requested: {reason}")));
         sentences.extend(self.set_aside.iter().map(|reason| format!("It cannot run here: {reason}")));
         sentences.extend(self.waits.iter().map(|wait| {
             let is_start = wait.what == WaitsFor::Timer && wait.until_us.is_some() && wait.until_us == self.begins_us;
@@ -122,7 +122,7 @@ impl Why {
             let queue = self.queue.as_ref().filter(|_| matches!(wait.what, WaitsFor::Admission(_)));
             let queue = queue.map(|it| {
                 let (used, limit, ahead) = (it.used, it.limit, it.ahead);
-                format!(" {used} of {limit} permits are taken, and {ahead} starts are before it in the line.")
+                format!(" {used} of {limit} permits are taken, and {ahead} starts are before it in the queue.")
             });
             format!("It waits for {told}.{}", queue.unwrap_or_default())
         }));
@@ -144,20 +144,20 @@ impl Why {
             _ if self.resident => format!("{name} is in memory."),
             ExecutionState::Waiting => format!("{name} is {}, out of memory.", self.status()),
             ExecutionState::Running => {
-                format!("{name} goes on as soon as a process that has its workflow opens this store.")
+                format!("{name} continues as soon as a process that has its workflow opens this store.")
             }
         }
     }
 }
 
-/// How the execution is, and a sentence for each wait, one a line.
+/// The state of the execution and one sentence for each wait, each on its own line.
 impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.told(None).join("\n"))
     }
 }
 
-/// As `done: 42`.
+/// Such as `done: 42`.
 impl fmt::Display for OperationState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -176,13 +176,13 @@ impl fmt::Display for OperationState {
 }
 
 impl Operation {
-    /// Whether it is a wait that has ended because its time was up.
+    /// True if it is a wait that ended because its time was up.
     pub fn is_timed_out(&self) -> bool {
         let is_wait = !matches!(self.kind, Kind::Step | Kind::Transaction);
         is_wait && matches!(&self.state, OperationState::Failed(failure) if failure.is_time())
     }
 
-    /// What it gave or saw, with names for the parts of what the library itself has recorded.
+    /// The value that it returned or read. Values that the library itself recorded get names for their parts.
     pub fn labelled(&self) -> Option<Value> {
         let value = match &self.state {
             OperationState::Done(value) => value,

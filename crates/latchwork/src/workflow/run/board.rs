@@ -15,9 +15,8 @@ use crate::workflow::journal::place::Path;
 use crate::workflow::run::inbox::Address;
 use crate::workflow::run::journal::Pending;
 use crate::workflow::run::{Next, Run, State, Stop, hash_text};
-use crate::workflow::stored::record::{
-    Entry, EntryState, Execution, Intent, Keyed, Removal, Status, TAIL, branch_key, keyed_key,
-};
+use crate::workflow::stored::keys::{branch_key, keyed_key};
+use crate::workflow::stored::record::{Entry, EntryState, Execution, Intent, Keyed, Removal, Status, TAIL};
 
 /// The record of the execution is as the engine knows it.
 pub(crate) const RECORD: Tag = Tag("record");

@@ -9,7 +9,8 @@ use parking_lot::Mutex;
 use crate::store::Order;
 use crate::workflow::journal::place::{Path, Place};
 use crate::workflow::run::{Run, Stop};
-use crate::workflow::stored::record::{Entry, Intent, branch_key, read_place};
+use crate::workflow::stored::keys::{branch_key, read_place};
+use crate::workflow::stored::record::{Entry, Intent};
 
 /// How many entries are read ahead in a replay.
 const READ_AHEAD: usize = 64;

@@ -51,7 +51,7 @@ pub(super) struct Situation {
 
 /// What to do. The caller adds the next run's input and the waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Decision {
+pub(super) enum RunAction {
     Nothing,
     /// The code continues as new.
     Continue,
@@ -63,19 +63,19 @@ pub(super) enum Decision {
     MakeSure,
 }
 
-pub(super) fn decide(it: &Situation) -> Decision {
+pub(super) fn decide(it: &Situation) -> RunAction {
     // One commit at a time.
     if it.is_stopping || it.is_committing {
-        return Decision::Nothing;
+        return RunAction::Nothing;
     }
     if it.continues {
-        return Decision::Continue;
+        return RunAction::Continue;
     }
     if !it.only_waits {
         return while_busy(it);
     }
     if !it.is_sure {
-        return Decision::MakeSure;
+        return RunAction::MakeSure;
     }
     let is_soon = it.until.is_some_and(|until| until <= it.now.plus(IDLE));
     let is_timer = it.until.is_some() && !it.waits_for_message;
@@ -86,27 +86,27 @@ pub(super) fn decide(it: &Situation) -> Decision {
     // crash.
     let has_idled = it.idle >= IDLE || it.is_suspect;
     if !is_soon && (is_timer || has_waited || is_settled && has_idled) {
-        return Decision::Suspend;
+        return RunAction::Suspend;
     }
     match is_settled {
-        false => Decision::Commit,
-        true if is_soon => Decision::Nothing,
-        true => Decision::Later(IDLE.saturating_sub(it.idle)),
+        false => RunAction::Commit,
+        true if is_soon => RunAction::Nothing,
+        true => RunAction::Later(IDLE.saturating_sub(it.idle)),
     }
 }
 
 /// Decides for an execution with an operation that does more than wait.
-fn while_busy(it: &Situation) -> Decision {
+fn while_busy(it: &Situation) -> RunAction {
     match (it.is_wanted, it.is_stored) {
-        (true, _) => Decision::Commit,
+        (true, _) => RunAction::Commit,
         // A first step that takes long has to be visible from outside, though it needs no commit to run.
-        (false, true) if it.has_intent && it.idle < IDLE => Decision::Later(IDLE.saturating_sub(it.idle)),
-        (false, true) if it.has_intent => Decision::Commit,
-        (false, true) => Decision::Nothing,
+        (false, true) if it.has_intent && it.idle < IDLE => RunAction::Later(IDLE.saturating_sub(it.idle)),
+        (false, true) if it.has_intent => RunAction::Commit,
+        (false, true) => RunAction::Nothing,
         // The code waits for something that the engine does not know. The caller of the start does not have to wait for
         // it.
-        (false, false) if it.is_sure => Decision::Commit,
-        (false, false) => Decision::MakeSure,
+        (false, false) if it.is_sure => RunAction::Commit,
+        (false, false) => RunAction::MakeSure,
     }
 }
 
@@ -143,18 +143,18 @@ impl State {
             return Todo::Read;
         }
         let todo = match decide(&self.situation(now, idle, is_sure)) {
-            Decision::Nothing => Todo::Nothing,
-            Decision::Continue => match self.residency.take_continuation() {
+            RunAction::Nothing => Todo::Nothing,
+            RunAction::Continue => match self.residency.take_continuation() {
                 Some(input) => Todo::Commit(Next::Continues(input)),
                 None => Todo::Nothing,
             },
-            Decision::Commit => Todo::Commit(Next::Runs),
-            Decision::Suspend => {
+            RunAction::Commit => Todo::Commit(Next::Runs),
+            RunAction::Suspend => {
                 let until = self.ops.until().into_iter().chain(self.known.deadline()).min();
                 Todo::Commit(Next::Waits(until, self.ops.doing()))
             }
-            Decision::Later(pause) => Todo::Later(pause),
-            Decision::MakeSure => Todo::MakeSure,
+            RunAction::Later(pause) => Todo::Later(pause),
+            RunAction::MakeSure => Todo::MakeSure,
         };
         match (todo, need) {
             (Todo::Nothing, Need::Patience(left)) => Todo::Later(left),

@@ -14,13 +14,13 @@ fn waiting() -> Situation {
     Situation { only_waits: true, waits_for_message: true, is_sure: true, ..busy() }
 }
 
-fn later(left: Duration) -> Decision {
-    Decision::Later(left)
+fn later(left: Duration) -> RunAction {
+    RunAction::Later(left)
 }
 
 #[test]
 fn while_an_operation_is_busy_a_commit_is_made_only_if_one_is_wanted() {
-    use Decision::*;
+    use RunAction::*;
     let half = IDLE / 2;
     let table = [
         ("nothing is wanted", busy(), Nothing),
@@ -44,7 +44,7 @@ fn while_an_operation_is_busy_a_commit_is_made_only_if_one_is_wanted() {
 
 #[test]
 fn an_execution_that_only_waits_leaves_memory_when_that_is_worth_it() {
-    use Decision::*;
+    use RunAction::*;
     let (soon, far) = (Some(NOW.plus(IDLE)), Some(NOW.plus(IDLE * 2)));
     let timer = |until| Situation { until, waits_for_message: false, ..waiting() };
     let table = [

@@ -34,7 +34,7 @@ pub(crate) enum Ended {
 
 /// What the driver sees after it has polled everything.
 #[derive(Debug, Clone, Copy, Default)]
-struct Seen {
+struct DriverView {
     /// True if a commit or a read has just finished.
     has_landed: bool,
     /// True while a commit or a read is in flight.
@@ -63,15 +63,15 @@ enum Act {
     Todo,
 }
 
-fn act(seen: &Seen) -> Act {
+fn act(seen: &DriverView) -> Act {
     // The driver waits for everything in flight: how the execution ends depends on the outcome. If the outcome is a
     // stop, neither the code's result nor its deadline counts.
     match seen {
-        Seen { is_busy: false, is_stopping: true, .. } => Act::Stop,
-        Seen { is_busy: false, has_ended: true, .. } => Act::End,
-        Seen { is_busy: false, is_late: true, .. } => Act::TimeOut,
-        Seen { is_woken: true, polls: 0, .. } => Act::Yield,
-        Seen { is_woken: true, .. } | Seen { has_landed: true, .. } => Act::Again,
+        DriverView { is_busy: false, is_stopping: true, .. } => Act::Stop,
+        DriverView { is_busy: false, has_ended: true, .. } => Act::End,
+        DriverView { is_busy: false, is_late: true, .. } => Act::TimeOut,
+        DriverView { is_woken: true, polls: 0, .. } => Act::Yield,
+        DriverView { is_woken: true, .. } | DriverView { has_landed: true, .. } => Act::Again,
         _ => Act::Todo,
     }
 }
@@ -111,7 +111,7 @@ enum FlightKind {
 
 /// How long the code has had nothing to do.
 #[derive(Default)]
-struct Rest {
+struct CodeRest {
     /// Since when, by the monotonic clock; and when to look again.
     since: Option<Duration>,
     later: Option<(Duration, Sleep)>,
@@ -131,7 +131,7 @@ struct Driver<'a> {
     flights: Vec<Flight>,
     deadline: Option<Sleep>,
     is_late: bool,
-    rest: Rest,
+    rest: CodeRest,
 }
 
 /// Drives the code until it ends or has to stop.
@@ -162,7 +162,7 @@ pub(crate) async fn live(run: &Arc<Run>, ctx: Ctx) -> Ended {
         flights: Vec::new(),
         deadline: left.map(|left| run.env().sleep(left)),
         is_late: false,
-        rest: Rest::default(),
+        rest: CodeRest::default(),
     };
     let mut nudged = std::pin::pin!(run.until_nudged());
     std::future::poll_fn(|context| {
@@ -180,8 +180,8 @@ impl Driver<'_> {
         let mut polls = POLLS;
         loop {
             if !self.is_leaving() && self.woken.is_woken.swap(false, Ordering::SeqCst) {
-                polls -= 1;
-                self.rest = Rest::default();
+                polls = polls.saturating_sub(1);
+                self.rest = CodeRest::default();
                 self.poll_code();
             }
             let has_landed = self.poll_flights(context);
@@ -213,8 +213,8 @@ impl Driver<'_> {
         }
     }
 
-    fn seen(&self, has_landed: bool, is_stopping: bool, polls: u32) -> Seen {
-        Seen {
+    fn seen(&self, has_landed: bool, is_stopping: bool, polls: u32) -> DriverView {
+        DriverView {
             has_landed,
             is_busy: !self.flights.is_empty() || self.run.is_carrying(),
             is_stopping,
@@ -298,7 +298,7 @@ impl Driver<'_> {
     }
 }
 
-impl Rest {
+impl CodeRest {
     /// Returns whether the time to look again has come.
     fn poll_later(&mut self, run: &Run, now: Duration, pause: Duration, context: &mut Context<'_>) -> bool {
         let due = now.saturating_add(pause);
@@ -359,23 +359,27 @@ mod tests {
 
     #[test]
     fn the_next_act_follows_from_what_the_driver_sees() {
-        let quiet = Seen { polls: 1, ..Seen::default() };
-        let busy = Seen { is_busy: true, ..quiet };
+        let quiet = DriverView { polls: 1, ..DriverView::default() };
+        let busy = DriverView { is_busy: true, ..quiet };
         let table = [
             ("the code waits", quiet, Act::Todo),
             ("the code waits for a commit", busy, Act::Todo),
-            ("the code was woken", Seen { is_woken: true, ..quiet }, Act::Again),
-            ("the code was woken during a commit", Seen { is_woken: true, ..busy }, Act::Again),
-            ("the code wakes itself again and again", Seen { is_woken: true, polls: 0, ..quiet }, Act::Yield),
-            ("a commit has landed", Seen { has_landed: true, ..quiet }, Act::Again),
-            ("the code has ended", Seen { has_ended: true, ..quiet }, Act::End),
-            ("the code has ended during a commit", Seen { has_ended: true, ..busy }, Act::Todo),
-            ("the time is up", Seen { is_late: true, ..quiet }, Act::TimeOut),
-            ("the time is up during a commit", Seen { is_late: true, ..busy }, Act::Todo),
-            ("the time is up, but the code has ended", Seen { is_late: true, has_ended: true, ..quiet }, Act::End),
-            ("it has to stop", Seen { is_stopping: true, ..quiet }, Act::Stop),
-            ("it has to stop, and has ended", Seen { is_stopping: true, has_ended: true, ..quiet }, Act::Stop),
-            ("it has to stop during a commit", Seen { is_stopping: true, ..busy }, Act::Todo),
+            ("the code was woken", DriverView { is_woken: true, ..quiet }, Act::Again),
+            ("the code was woken during a commit", DriverView { is_woken: true, ..busy }, Act::Again),
+            ("the code wakes itself again and again", DriverView { is_woken: true, polls: 0, ..quiet }, Act::Yield),
+            ("a commit has landed", DriverView { has_landed: true, ..quiet }, Act::Again),
+            ("the code has ended", DriverView { has_ended: true, ..quiet }, Act::End),
+            ("the code has ended during a commit", DriverView { has_ended: true, ..busy }, Act::Todo),
+            ("the time is up", DriverView { is_late: true, ..quiet }, Act::TimeOut),
+            ("the time is up during a commit", DriverView { is_late: true, ..busy }, Act::Todo),
+            (
+                "the time is up, but the code has ended",
+                DriverView { is_late: true, has_ended: true, ..quiet },
+                Act::End,
+            ),
+            ("it has to stop", DriverView { is_stopping: true, ..quiet }, Act::Stop),
+            ("it has to stop, and has ended", DriverView { is_stopping: true, has_ended: true, ..quiet }, Act::Stop),
+            ("it has to stop during a commit", DriverView { is_stopping: true, ..busy }, Act::Todo),
         ];
         for (what, seen, expected) in table {
             assert_eq!(act(&seen), expected, "{what}");

@@ -28,12 +28,12 @@ pub(crate) struct Inbox {
     is_stale: bool,
     /// Deliveries that were notified before an earlier one, by their count; and since when one is missing, by the
     /// monotonic clock. Senders that deliver at the same time notify in any order.
-    early: BTreeMap<u64, Delivery>,
+    early: BTreeMap<u64, DeliveredMessages>,
     gap_since: Option<Duration>,
 }
 
 /// The messages that one commit delivered.
-pub(super) struct Delivery {
+pub(super) struct DeliveredMessages {
     pub(super) generation: Generation,
     pub(super) messages: Vec<(Key, Message)>,
 }
@@ -51,10 +51,20 @@ pub(crate) struct Received {
 }
 
 /// The messages that a read has found, and how many receipts were committed when it began.
-struct Found {
+struct FoundMessages {
     count: u64,
     messages: BTreeMap<Address, Message>,
     receipts: u64,
+}
+
+/// What became of a read of the stored messages.
+#[derive(Debug, PartialEq, Eq)]
+enum Loaded {
+    Now,
+    /// A newer read came before it.
+    Before,
+    /// A receipt came before it: they are to be read again.
+    Outdated,
 }
 
 /// What the inbox needs.
@@ -114,7 +124,7 @@ impl Inbox {
 
     /// A sender notifies of its delivery. Returns what operations may wait for among the messages that are new in
     /// memory.
-    pub(super) fn deliver(&mut self, count: u64, delivery: Delivery, now: Duration) -> BTreeSet<WaitsFor> {
+    pub(super) fn deliver(&mut self, count: u64, delivery: DeliveredMessages, now: Duration) -> BTreeSet<WaitsFor> {
         self.told = self.told.max(count);
         let mut waited = BTreeSet::new();
         // A read has found these messages, or will find them.
@@ -122,7 +132,7 @@ impl Inbox {
             return waited;
         }
         self.early.insert(count, delivery);
-        while let Some(Delivery { generation, messages }) = self.early.remove(&(self.count + 1)) {
+        while let Some(DeliveredMessages { generation, messages }) = self.early.remove(&(self.count + 1)) {
             self.count += 1;
             waited.extend(messages.iter().map(|(_, message)| message.body.waited()));
             self.messages.extend(messages.into_iter().map(|(key, message)| ((generation, key), message)));
@@ -149,22 +159,22 @@ impl Inbox {
         }
     }
 
-    /// Takes the messages of a read. Returns whether they count. If a receipt was committed meanwhile, the read may
-    /// have found a message that is already received, and has to be repeated.
-    fn load(&mut self, Found { count, mut messages, receipts }: Found) -> bool {
+    /// The messages were read. If a receipt was committed meanwhile, what it received may be among what was found, and
+    /// they are to be read again.
+    fn load(&mut self, FoundMessages { count, mut messages, receipts }: FoundMessages) -> Loaded {
         if self.receipts != receipts {
-            return false;
+            return Loaded::Outdated;
         }
-        // Two branches may read at the same time, and this read may be the older one.
+        // Two branches may read at once, and one may have seen less.
         if self.is_loaded && self.count > count {
-            return true;
+            return Loaded::Before;
         }
         messages.retain(|address, _| !self.taken.contains_key(address));
         let is_stale = self.told > count;
         (self.is_loaded, self.count, self.messages, self.is_stale) = (true, count, messages, is_stale);
         self.early.clear();
         self.gap_since = None;
-        true
+        Loaded::Now
     }
 }
 
@@ -208,11 +218,11 @@ impl Run {
             }
         }
         Ok(self.with(|state| {
-            let is_loaded = state.inbox.load(Found { count, messages, receipts });
-            if is_loaded {
+            let loaded = state.inbox.load(FoundMessages { count, messages, receipts });
+            if loaded == Loaded::Now {
                 state.ops.wake_for_messages();
             }
-            is_loaded
+            loaded != Loaded::Outdated
         }))
     }
 
@@ -220,7 +230,7 @@ impl Run {
     pub(crate) fn delivered(&self, count: u64, generation: Generation, messages: Vec<(Key, Message)>) {
         let now = self.env().monotonic();
         let has_gap = self.with(|state| {
-            let waited = state.inbox.deliver(count, Delivery { generation, messages }, now);
+            let waited = state.inbox.deliver(count, DeliveredMessages { generation, messages }, now);
             waited.iter().for_each(|what| state.ops.wake_waiting(what));
             state.inbox.has_gap_since(now)
         });
@@ -243,19 +253,19 @@ mod tests {
     }
 
     /// The delivery of the message with this number.
-    async fn delivery(number: u64) -> Delivery {
+    async fn delivery(number: u64) -> DeliveredMessages {
         let body = Letter::Signal { name: "s".into(), payload: number.to_string() };
         let messages = vec![(key(number).await, Message { at_us: 0, body })];
-        Delivery { generation: Generation(100 + number), messages }
+        DeliveredMessages { generation: Generation(100 + number), messages }
     }
 
-    async fn found(numbers: &[u64], count: u64, receipts: u64) -> Found {
+    async fn found(numbers: &[u64], count: u64, receipts: u64) -> FoundMessages {
         let mut messages = BTreeMap::new();
         for number in numbers {
-            let Delivery { generation, messages: some } = delivery(*number).await;
+            let DeliveredMessages { generation, messages: some } = delivery(*number).await;
             messages.extend(some.into_iter().map(|(key, message)| ((generation, key), message)));
         }
-        Found { count, messages, receipts }
+        FoundMessages { count, messages, receipts }
     }
 
     fn payloads(inbox: &Inbox) -> Vec<String> {
@@ -302,32 +312,38 @@ mod tests {
     /// Each row: the messages that a read has found, the count there, and what follows.
     #[tokio::test]
     async fn a_read_counts_unless_a_receipt_or_a_newer_read_came_before_it() {
-        // Found, count, receipts before it; then whether it counts, which messages are held, and what is needed.
-        let table: &[(&[u64], u64, u64, bool, &[&str], Need)] = &[
-            (&[1, 2], 2, 0, true, &["1", "2"], Need::Nothing),
-            (&[1], 1, 0, true, &["1"], Need::Nothing),
-            (&[1, 2], 2, 7, false, &[], Need::Nothing),
-        ];
-        for (number, (numbers, count, receipts, counts, held, need)) in table.iter().enumerate() {
+        // FoundMessages, count, receipts before it; then whether it counts, and which messages are held.
+        type Row<'a> = (&'a [u64], u64, u64, bool, &'a [&'a str]);
+        let table: &[Row<'_>] =
+            &[(&[1, 2], 2, 0, true, &["1", "2"]), (&[1], 1, 0, true, &["1"]), (&[1, 2], 2, 7, false, &[])];
+        for (number, (numbers, count, receipts, counts, held)) in table.iter().enumerate() {
             let mut inbox = Inbox::default();
-            assert_eq!(inbox.load(found(numbers, *count, *receipts).await), *counts, "row {number}");
+            let loaded = inbox.load(found(numbers, *count, *receipts).await);
+            assert_eq!(loaded, if *counts { Loaded::Now } else { Loaded::Outdated }, "row {number}");
             assert_eq!(payloads(&inbox), *held, "row {number}");
-            assert_eq!(inbox.need(NOW), *need, "row {number}");
+            assert_eq!(inbox.need(NOW), Need::Nothing, "row {number}");
         }
         let mut inbox = Inbox::default();
         inbox.deliver(3, delivery(3).await, NOW);
-        assert!(inbox.load(found(&[1, 2], 2, 0).await) && inbox.need(NOW) == Need::Read, "a delivery is newer");
-        assert!(inbox.load(found(&[1, 2, 3], 3, 0).await) && inbox.need(NOW) == Need::Nothing);
+        assert!(
+            inbox.load(found(&[1, 2], 2, 0).await) == Loaded::Now && inbox.need(NOW) == Need::Read,
+            "a delivery is newer"
+        );
+        assert!(inbox.load(found(&[1, 2, 3], 3, 0).await) == Loaded::Now && inbox.need(NOW) == Need::Nothing);
         let taken = inbox.take(|_| true).unwrap();
-        assert!(inbox.load(found(&[1, 2, 3], 3, 0).await));
+        assert_eq!(inbox.load(found(&[1, 2, 3], 3, 0).await), Loaded::Now);
         assert_eq!(payloads(&inbox), ["2", "3"], "a message that an operation has taken is not found again");
-        assert!(inbox.load(found(&[1], 1, 0).await));
+        assert_eq!(inbox.load(found(&[1], 1, 0).await), Loaded::Before);
         assert_eq!(payloads(&inbox), ["2", "3"], "an older read changes nothing");
         inbox.give_back(taken.address.clone());
         assert_eq!(payloads(&inbox), ["1", "2", "3"], "it was not received after all");
         let taken = inbox.take(|_| true).unwrap();
         inbox.receive(&taken.address);
-        assert!(!inbox.load(found(&[1, 2, 3], 3, 0).await), "it may have been read before the receipt");
+        assert_eq!(
+            inbox.load(found(&[1, 2, 3], 3, 0).await),
+            Loaded::Outdated,
+            "it may have been read before the receipt"
+        );
         inbox.give_back(taken.address);
         assert_eq!(payloads(&inbox), ["2", "3"], "a receipt that is committed stands");
     }

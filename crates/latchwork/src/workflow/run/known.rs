@@ -5,7 +5,7 @@ use crate::store::{Rev, Timestamp};
 use crate::workflow::stored::record::{Admission, Execution, Labels, Status};
 
 #[derive(Default)]
-pub(crate) struct Known {
+pub(crate) struct KnownRecord {
     stored: Execution,
     /// `None` while the execution is not stored.
     rev: Option<Rev>,
@@ -20,9 +20,9 @@ pub(crate) struct Known {
     is_wanted: bool,
 }
 
-impl Known {
-    pub(crate) fn new(stored: Execution, rev: Option<Rev>) -> Known {
-        Known {
+impl KnownRecord {
+    pub(crate) fn new(stored: Execution, rev: Option<Rev>) -> KnownRecord {
+        KnownRecord {
             has_children: stored.has_children,
             has_locks: stored.has_locks,
             has_reviews: stored.has_reviews,
@@ -30,7 +30,7 @@ impl Known {
             cancel: stored.cancel.clone(),
             stored,
             rev,
-            ..Known::default()
+            ..KnownRecord::default()
         }
     }
 
@@ -196,11 +196,11 @@ impl Known {
 mod tests {
     use super::*;
 
-    type Event = fn(&mut Known);
+    type Event = fn(&mut KnownRecord);
 
-    fn running() -> Known {
+    fn running() -> KnownRecord {
         let stored = Execution { workflow: "w".into(), status: Status::Running, ..Execution::default() };
-        Known::new(stored, Some(Rev(3)))
+        KnownRecord::new(stored, Some(Rev(3)))
     }
 
     /// Each row: events, whether the record then has to be written, and whether a commit for the record alone is
@@ -210,15 +210,20 @@ mod tests {
         let cancelled = || Execution { cancel: Some("stop".into()), status: Status::Running, ..Execution::default() };
         let table: &[(&str, &[Event], bool, bool)] = &[
             ("nothing", &[], false, false),
-            ("a child", &[Known::start_child], true, false),
-            ("a lock", &[Known::ask_for_lock], true, false),
-            ("a review", &[Known::open_review], true, false),
+            ("a child", &[KnownRecord::start_child], true, false),
+            ("a lock", &[KnownRecord::ask_for_lock], true, false),
+            ("a review", &[KnownRecord::open_review], true, false),
             ("a cancellation", &[|known| known.ask_cancel("stop")], true, true),
             ("labels in a poll", &[|known| known.label(labels("a"))], false, false),
-            ("labels, and the poll is over", &[|known| known.label(labels("a")), Known::release], true, false),
-            ("the same labels as before", &[|known| known.label(Labels::default()), Known::release], false, false),
-            ("a doubt", &[Known::want], false, true),
-            ("a doubt that a commit has taken", &[Known::want, |known| _ = known.take_wanted()], false, false),
+            ("labels, and the poll is over", &[|known| known.label(labels("a")), KnownRecord::release], true, false),
+            (
+                "the same labels as before",
+                &[|known| known.label(Labels::default()), KnownRecord::release],
+                false,
+                false,
+            ),
+            ("a doubt", &[KnownRecord::want], false, true),
+            ("a doubt that a commit has taken", &[KnownRecord::want, |known| _ = known.take_wanted()], false, false),
         ];
         for (what, events, is_changed, is_wanted) in table {
             let mut known = running();
@@ -232,7 +237,7 @@ mod tests {
         assert!(known.changed(Rev(3), Some(Rev(4)), cancelled()) && known.cancel() == Some("stop"));
         assert!(!known.changed(Rev(3), Some(Rev(5)), cancelled()), "a change of an older record is a doubt");
         assert_eq!(known.rev(), Some(Rev(4)));
-        let mut waiting = Known::new(Execution { status: Status::Waiting, ..Execution::default() }, Some(Rev(1)));
+        let mut waiting = KnownRecord::new(Execution { status: Status::Waiting, ..Execution::default() }, Some(Rev(1)));
         assert!(waiting.is_changed(), "the record of a waiting execution says that it waits");
         waiting.landed(waiting.running(), Some(Rev(2)));
         assert!(!waiting.is_changed());

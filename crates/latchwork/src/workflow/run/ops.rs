@@ -12,7 +12,7 @@ use crate::workflow::stored::record::{Wait, WaitsFor};
 pub(crate) const CALLED_OFF: &str = "a branch beside it has failed";
 
 #[derive(Default)]
-pub(crate) struct Operations {
+pub(crate) struct OpTable {
     ops: BTreeMap<u64, Op>,
     last: u64,
     /// The operations that only wait, by what they wait for; and how many there are.
@@ -36,7 +36,7 @@ struct Op {
     waker: Option<Waker>,
 }
 
-impl Operations {
+impl OpTable {
     /// An operation begins. Returns its number.
     pub(super) fn begin(&mut self, what: WaitsFor, since: Timestamp) -> u64 {
         self.last += 1;
@@ -217,7 +217,7 @@ mod tests {
             (Refused(3), [0, 0, 1, 0]),
         ];
         for (event, expected) in table {
-            let mut ops = Operations::default();
+            let mut ops = OpTable::default();
             let woken: Vec<Arc<Counted>> = (0..4).map(|_| Arc::default()).collect();
             let signal = WaitsFor::Signal("s".into());
             ops.begin(WaitsFor::Step("charge".into()), Timestamp(1));
@@ -250,7 +250,7 @@ mod tests {
     /// Each row: what happens to the operations, and whether all of them only wait afterwards.
     #[test]
     fn an_execution_only_waits_if_each_of_its_operations_does() {
-        type Do = fn(&mut Operations);
+        type Do = fn(&mut OpTable);
         let (begin, wait): (Do, Do) = (
             |ops| _ = ops.begin(WaitsFor::Timer, Timestamp(1)),
             |ops| ops.start_waiting(ops.last, &WaitsFor::Timer, Timestamp(1), None),
@@ -268,7 +268,7 @@ mod tests {
             (&[begin, wait, end], false),
         ];
         for (number, (events, only_wait)) in table.iter().enumerate() {
-            let mut ops = Operations::default();
+            let mut ops = OpTable::default();
             events.iter().for_each(|event| event(&mut ops));
             assert_eq!(ops.only_wait(), *only_wait, "row {number}");
             assert_eq!(ops.waiting.values().map(Vec::len).sum::<usize>(), ops.waits, "row {number}");

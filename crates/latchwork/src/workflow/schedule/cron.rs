@@ -1,5 +1,5 @@
-//! Cron expressions: which local times they mean. They are read here, with the place of what is wrong, and the next
-//! local time is found without a clock. Time zones are left to `plan.rs`.
+//! Cron expressions and the local times they match. This file parses them, reports where an error is, and finds the
+//! next local time without a clock. It knows no time zones: `plan.rs` does.
 
 use jiff::civil::{Date, DateTime, Time};
 
@@ -13,18 +13,19 @@ pub(crate) struct Cron {
     hours: u64,
     /// From 1 to 31.
     days: u64,
-    /// Whether the last day of a month is meant as well.
+    /// True if the last day of the month matches as well.
     last_day: bool,
     months: u64,
-    /// From 0, a Sunday, to 6.
+    /// From 0 (Sunday) to 6.
     weekdays: u64,
-    /// Whether a day is meant if either its number or its weekday is: if the expression limits both.
+    /// True if the expression limits both the day of the month and the weekday. Then a day matches if either of them
+    /// does.
     is_either: bool,
-    /// Whether the hour is left open, as by `*` or `*/2`: then the expression follows the clock through changes of it.
+    /// True if the hour is open, as in `*` or `*/2`. Then the expression follows the clock when the clock changes.
     pub(crate) is_every_hour: bool,
 }
 
-/// What can stand at a place of an expression.
+/// The allowed values of one field of an expression.
 struct Field {
     name: &'static str,
     least: u64,
@@ -45,7 +46,7 @@ const FIELDS: [Field; 6] = [
     Field { name: "day of the week", least: 0, most: 7, names: &WEEKDAYS },
 ];
 
-/// The longest time between two days that an expression means, if it means any: from 29 February 2096 to 2104.
+/// The longest gap between two matching days: from 29 February 2096 to 29 February 2104.
 const MOST_MONTHS: u32 = 8 * 12 + 1;
 
 /// Names for expressions.
@@ -60,7 +61,7 @@ const NICKNAMES: [(&str, &str); 7] = [
 ];
 
 impl Cron {
-    /// Reads five fields, or six that begin with the second, or a name such as `@daily`.
+    /// Parses five fields, or six that begin with the second, or a name such as `@daily`.
     pub(crate) fn read(text: &str) -> Result<Cron, ScheduleError> {
         let meant = NICKNAMES.iter().find(|(name, _)| name.eq_ignore_ascii_case(text.trim()));
         let expression = meant.map_or(text, |(_, meant)| meant);
@@ -97,14 +98,14 @@ impl Cron {
             days,
             last_day,
             months,
-            // 7 is a Sunday, too.
+            // 7 also means Sunday.
             weekdays: (weekdays | weekdays >> 7) & 0x7f,
             is_either: !is_open(3) && !is_open(5),
             is_every_hour: is_open(2),
         })
     }
 
-    /// The first local time that is meant, from this one on. None if there is none.
+    /// Returns the first matching local time at or after this one. None if there is none.
     pub(crate) fn next(&self, from: DateTime) -> Option<DateTime> {
         let from = match from.subsec_nanosecond() {
             0 => from,
@@ -139,7 +140,7 @@ impl Cron {
         is_day && self.months >> date.month() & 1 == 1
     }
 
-    /// The first time of day that is meant, from this one on.
+    /// Returns the first matching time of day at or after this one.
     fn next_time(&self, from: Time) -> Option<Time> {
         let [hour, minute, second] = [from.hour(), from.minute(), from.second()].map(|number| number as u32);
         let least = |bits: u64| bits.trailing_zeros();
@@ -157,33 +158,33 @@ impl Cron {
     }
 }
 
-/// The first number of a set, from this one on.
+/// Returns the first number of a set that is at least `from`.
 fn at_least(bits: u64, from: u32) -> Option<u32> {
     let rest = bits.checked_shr(from)?;
     (rest != 0).then(|| from + rest.trailing_zeros())
 }
 
-/// The words of a text, each with its place.
+/// The words of a text, each with its byte offset.
 fn words(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let place = |word: &str| word.as_ptr() as usize - text.as_ptr() as usize;
     text.split_whitespace().map(move |word| (place(word), word))
 }
 
 impl Field {
-    /// What one item of a list means: `*`, a number, a range, each with or without a step.
+    /// Returns the set of numbers of one list item: `*`, a number or a range, each with or without a step.
     fn item(&self, item: &str) -> Result<u64, String> {
         let (range, step) = match item.split_once('/') {
             None => (item, None),
             Some((range, step)) => {
                 let read = step.parse::<u64>().ok().filter(|step| (1..=self.most).contains(step));
-                let read = read.ok_or_else(|| format!("{step:?} is no step; write 1 to {}", self.most))?;
+                let read = read.ok_or_else(|| format!("{step:?} is not a valid step; write 1 to {}", self.most))?;
                 (range, Some(read))
             }
         };
         let (first, last) = match range.split_once('-') {
             _ if range == "*" => (self.least, self.last()),
             Some((first, last)) => (self.number(first)?, self.number(last)?),
-            // As in `5/15`: from 5 on.
+            // As in `5/15`: every 15th from 5 on.
             None if step.is_some() => (self.number(range)?, self.last()),
             None => (self.number(range)?, self.number(range)?),
         };
@@ -193,7 +194,7 @@ impl Field {
         Ok((first..=last).step_by(step.unwrap_or(1) as usize).fold(0, |bits, number| bits | 1 << number))
     }
 
-    /// The last number that stands for something that no other does: 7 is a Sunday, as 0 is.
+    /// The last number of `*`. It is 6 for weekdays, because 7 and 0 both mean Sunday.
     fn last(&self) -> u64 {
         if self.names.len() == WEEKDAYS.len() { 6 } else { self.most }
     }
@@ -206,7 +207,7 @@ impl Field {
             None => None,
         };
         let allowed = number.filter(|number| (self.least..=self.most).contains(number));
-        allowed.ok_or_else(|| format!("{text:?} is no {}; write {} to {}", self.name, self.least, self.most))
+        allowed.ok_or_else(|| format!("{text:?} is not a valid {}; write {} to {}", self.name, self.least, self.most))
     }
 }
 
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn expressions_mean_local_times() {
+    fn expressions_match_local_times() {
         for (text, from, expected) in [
             ("0 2 * * *", "2026-01-01T02:00:00", ["2026-01-01T02:00:00", "2026-01-02T02:00:00"]),
             ("0 2 * * *", "2026-01-01T02:00:00.5", ["2026-01-02T02:00:00", "2026-01-03T02:00:00"]),
@@ -247,23 +248,23 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_its_place() {
+    fn an_error_names_its_place() {
         for (text, place, told) in [
             ("", 0, "there are 0 fields"),
             ("* * * *", 7, "there are 4 fields"),
             ("* * * * * * *", 12, "there are 7 fields"),
-            ("60 * * * *", 0, "\"60\" is no minute; write 0 to 59"),
-            ("0 1,24 * * *", 4, "\"24\" is no hour"),
-            ("0 0 0 * *", 4, "\"0\" is no day of the month"),
-            ("0 0 * 13 *", 6, "\"13\" is no month"),
-            ("0 0 * * 8", 8, "\"8\" is no day of the week"),
+            ("60 * * * *", 0, "\"60\" is not a valid minute; write 0 to 59"),
+            ("0 1,24 * * *", 4, "\"24\" is not a valid hour"),
+            ("0 0 0 * *", 4, "\"0\" is not a valid day of the month"),
+            ("0 0 * 13 *", 6, "\"13\" is not a valid month"),
+            ("0 0 * * 8", 8, "\"8\" is not a valid day of the week"),
             ("0 0 * * 5-1", 8, "\"5-1\" ends before it begins"),
-            ("*/0 * * * *", 0, "\"0\" is no step"),
-            ("0 0 * feb,x *", 10, "\"x\" is no month"),
-            ("0 0 1,, * *", 6, "\"\" is no day of the month"),
-            ("-1 * * * *", 0, "\"\" is no minute"),
+            ("*/0 * * * *", 0, "\"0\" is not a valid step"),
+            ("0 0 * feb,x *", 10, "\"x\" is not a valid month"),
+            ("0 0 1,, * *", 6, "\"\" is not a valid day of the month"),
+            ("-1 * * * *", 0, "\"\" is not a valid minute"),
             ("@often", 6, "there are 1 fields"),
-            ("0 0 * * \u{1f600}", 8, "is no day of the week"),
+            ("0 0 * * \u{1f600}", 8, "is not a valid day of the week"),
         ] {
             match Cron::read(text) {
                 Err(ScheduleError::Cron { at, reason, .. }) => {

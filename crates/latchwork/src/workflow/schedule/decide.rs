@@ -1,5 +1,5 @@
-//! What a schedule does next, as a pure function of its record, the time, and whether an execution of it runs. One
-//! occurrence at a time: the keeper makes a commit of each decision and asks again.
+//! Decides what a schedule does next: a pure function of its record, the time, and whether an execution of it runs. It
+//! decides one occurrence at a time. The keeper commits each decision and asks again.
 
 use std::time::Duration;
 
@@ -11,22 +11,22 @@ use crate::store::Timestamp;
 /// How many occurrences may wait for the end of an execution.
 pub(crate) const MOST_WAITING: usize = 1000;
 
-/// No occurrence is missed that is no later than this, whatever its schedule says: a store may be slow.
+/// An occurrence that is at most this late is never missed, whatever its schedule says: the store may be slow.
 const LEAST_CATCH_UP: Duration = Duration::from_secs(10);
 
-/// How many missed occurrences are counted at once.
+/// How many missed occurrences are counted at most.
 const MOST_MISSED: u64 = 10_000;
 
-/// What is done for a schedule.
+/// What to do for a schedule.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Deed {
-    /// An execution is started. If it cancels, those that run are.
+    /// Start an execution. If `cancels`, also cancel the executions of the schedule that run.
     Start { occurrence: Occurrence, cancels: bool },
-    /// An occurrence is written down, and nothing is started for it now.
+    /// Record an occurrence, and start nothing for it now.
     Note { occurrence: Occurrence, outcome: RunOutcome },
 }
 
-/// What a schedule does next, and what its record is then. None if there is nothing to do at this time.
+/// Returns what a schedule does next, and its record after that. None if there is nothing to do now.
 pub(crate) fn decide(before: &Stored, plan: &Plan, now: Timestamp, is_running: bool) -> Option<(Deed, Stored)> {
     let is_free = !is_running || before.overlap == Overlap::Allow;
     if let (true, Some(place)) = (is_free, first_waiting(before)) {
@@ -49,7 +49,7 @@ pub(crate) fn decide(before: &Stored, plan: &Plan, now: Timestamp, is_running: b
     None
 }
 
-/// When the keeper is to look at a schedule again. The end of an execution has it look at once.
+/// When the keeper must look at a schedule again. The end of an execution makes it look at once.
 pub(crate) fn due(schedule: &Stored, plan: &Plan, now: Timestamp, is_running: bool) -> Option<Timestamp> {
     let is_free = !is_running || schedule.overlap == Overlap::Allow;
     let has_more = first_waiting(schedule).is_some() || !schedule.backfills.is_empty();
@@ -59,13 +59,13 @@ pub(crate) fn due(schedule: &Stored, plan: &Plan, now: Timestamp, is_running: bo
     schedule.next_us.filter(|_| schedule.paused.is_none()).map(|next| plan.due(Timestamp(next)))
 }
 
-/// The first that waits and may be started. A paused schedule starts only what an operator has asked for.
+/// The index of the first waiting occurrence that may start. A paused schedule starts only what an operator requested.
 fn first_waiting(schedule: &Stored) -> Option<usize> {
     let may = |waiting: &Occurrence| schedule.paused.is_none() || waiting.cause != Cause::Time;
     schedule.waiting.iter().position(may)
 }
 
-/// The next occurrence is due, or was missed with those after it.
+/// Handles the next occurrence: it is due, or it and those after it were missed.
 fn occur(before: &Stored, plan: &Plan, next: Timestamp, now: Timestamp, is_running: bool) -> (Deed, Stored) {
     let mut after = before.clone();
     let window = Duration::from_micros(before.catch_up_us).max(LEAST_CATCH_UP);
@@ -75,14 +75,14 @@ fn occur(before: &Stored, plan: &Plan, next: Timestamp, now: Timestamp, is_runni
         return arrive(after, Occurrence { time_us: next.0, cause: Cause::Time }, is_running);
     }
     let count = plan.count(next, horizon, MOST_MISSED);
-    // None of those that are passed over comes again, if the clock should be set back.
+    // A missed occurrence never comes again, even if the clock is set back.
     after.last_us = Some(horizon.0 - 1);
     after.next_us = plan.from(horizon).map(|next| next.0);
     let outcome = RunOutcome::Missed { count, before_us: horizon.0 };
     (Deed::Note { occurrence: Occurrence { time_us: next.0, cause: Cause::Time }, outcome }, after)
 }
 
-/// What the overlap policy makes of an occurrence.
+/// Applies the overlap policy to an occurrence.
 fn arrive(mut after: Stored, occurrence: Occurrence, is_running: bool) -> (Deed, Stored) {
     let start = |cancels| Deed::Start { occurrence: occurrence.clone(), cancels };
     let note = |outcome| Deed::Note { occurrence: occurrence.clone(), outcome };
@@ -96,7 +96,7 @@ fn arrive(mut after: Stored, occurrence: Occurrence, is_running: bool) -> (Deed,
             skip("an execution of the schedule runs, and an occurrence waits for its end")
         }
         Overlap::QueueAll if is_behind && after.waiting.len() >= MOST_WAITING => {
-            note(RunOutcome::Rejected(format!("{MOST_WAITING} occurrences wait already")))
+            note(RunOutcome::Rejected(format!("{MOST_WAITING} occurrences are waiting already")))
         }
         Overlap::QueueOne | Overlap::QueueAll if is_behind => {
             after.waiting.push(occurrence.clone());
@@ -107,7 +107,7 @@ fn arrive(mut after: Stored, occurrence: Occurrence, is_running: bool) -> (Deed,
     (deed, after)
 }
 
-/// The next occurrence of a backfill. Backfills skip and cancel nothing: they wait until nothing runs.
+/// The next occurrence of a backfill. A backfill skips and cancels nothing: it waits until no execution runs.
 fn backfill(before: &Stored, plan: &Plan) -> Option<(Deed, Stored)> {
     let mut after = before.clone();
     while let Some(Backfill { from_us, to_us }) = after.backfills.first().cloned() {

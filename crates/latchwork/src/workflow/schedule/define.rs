@@ -1,4 +1,4 @@
-//! A schedule as a program describes it, before it is put: what it starts, when, and what overlaps mean.
+//! A schedule as a program describes it before it is stored: what it starts, when, and what happens on overlap.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use crate::json::{self, JsonError};
 use crate::store::Timestamp;
 use crate::workflow::Workflow;
 
-/// How late an occurrence may be started, unless it is said.
+/// The default of how late an occurrence may start.
 const DEFAULT_CATCH_UP: Duration = Duration::from_secs(600);
 
-/// The longest name, in bytes: with a time behind it, it is the id of an execution.
+/// The longest name, in bytes. The name followed by a time is the id of an execution.
 const LONGEST_NAME: usize = 400;
 
-/// What is done with an occurrence while an execution of the schedule runs.
+/// What happens to an occurrence while an execution of the schedule runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -25,18 +25,19 @@ pub enum Overlap {
     /// Nothing is started.
     #[default]
     Skip,
-    /// It waits for the end of the execution. While one waits, others are skipped.
+    /// It waits for the end of the execution. While one occurrence waits, further ones are skipped.
     QueueOne,
-    /// It waits for the end of the execution, behind others that do; up to 1,000 of them, and more are rejected.
+    /// It waits for the end of the execution, behind earlier occurrences. At most 1,000 wait; further ones are
+    /// rejected.
     QueueAll,
-    /// The execution is cancelled and the next one started, in one step. The next one does not wait for the end of
-    /// the other, which may have something to clean up.
+    /// One commit cancels the running execution and starts the next one. The next one does not wait for the end of the
+    /// cancelled execution, which may still clean up.
     CancelRunning,
-    /// It is started beside the other.
+    /// It starts beside the running execution.
     Allow,
 }
 
-/// A schedule that is about to be put, with [`crate::workflow::Schedules::put`].
+/// The description of a schedule, for [`crate::workflow::Schedules::put`].
 ///
 /// ```
 /// # use std::time::Duration;
@@ -84,14 +85,14 @@ impl Schedule {
         }
     }
 
-    /// One that fires by a cron expression, of five fields or six that begin with the second, in UTC unless a zone is
-    /// given. docs/workflows/schedules.md says what expressions can be.
+    /// A schedule with a cron expression: five fields, or six that begin with the second. The time zone is UTC unless
+    /// one is set. docs/workflows/schedules.md describes the expressions.
     pub fn cron(name: impl Into<String>, expression: impl Into<String>) -> Schedule {
         Schedule::new(name, Asked::Cron(expression.into()))
     }
 
-    /// One that fires every so often, counted from its start; without one, from 1970, so that every hour is on the
-    /// hour. The shortest interval is a second.
+    /// A schedule with an interval, counted from its start time. Without a start time it counts from 1970, so that an
+    /// interval of one hour fires on the hour. The shortest interval is one second.
     pub fn every(name: impl Into<String>, interval: Duration) -> Schedule {
         Schedule::new(name, Asked::Every(interval))
     }
@@ -102,33 +103,33 @@ impl Schedule {
         self
     }
 
-    /// Puts each occurrence off by up to so long, by a hash of the schedule's name and the time, and never beyond the
-    /// next occurrence.
+    /// Delays each occurrence by up to `jitter`, but never beyond the next occurrence. The delay is a hash of the
+    /// schedule's name and the time.
     pub fn jitter(mut self, jitter: Duration) -> Schedule {
         self.jitter = jitter;
         self
     }
 
-    /// Has no occurrence before this time.
+    /// Sets the time before which there is no occurrence.
     pub fn start(mut self, start: Timestamp) -> Schedule {
         self.start = Some(start);
         self
     }
 
-    /// Has no occurrence after this time.
+    /// Sets the time after which there is no occurrence.
     pub fn end(mut self, end: Timestamp) -> Schedule {
         self.end = Some(end);
         self
     }
 
-    /// What is done with an occurrence while an execution of the schedule runs: it is skipped, unless this is said.
+    /// Sets what happens to an occurrence while an execution of the schedule runs. The default is to skip it.
     pub fn overlap(mut self, overlap: Overlap) -> Schedule {
         self.overlap = overlap;
         self
     }
 
-    /// How late an occurrence may be started that no engine was there for: ten minutes, unless this is said, and never
-    /// less than ten seconds. One that is later counts as missed.
+    /// Sets how late an occurrence may start if no engine was running when it was due. The default is ten minutes, the
+    /// minimum is ten seconds. A later occurrence counts as missed.
     pub fn catch_up(mut self, window: Duration) -> Schedule {
         self.catch_up = window;
         self
@@ -139,14 +140,14 @@ impl Schedule {
         self.workflow_by_name(workflow.name(), input)
     }
 
-    /// Starts executions of the workflow of this name, with an input that fits it as JSON.
+    /// Starts executions of the workflow of this name. The input, as JSON, must fit the workflow.
     pub fn workflow_by_name(mut self, workflow: &str, input: impl Serialize) -> Schedule {
         let input = json::to_value(&input).map(|input| input.to_string());
         self.target = Some((workflow.into(), input));
         self
     }
 
-    /// When it fires, if that can be.
+    /// Returns when the schedule fires, or why that is impossible.
     pub(super) fn timing(&self) -> Result<(Timing, Plan), ScheduleError> {
         let name = || self.name.clone();
         check_name(&self.name)?;

@@ -1,6 +1,6 @@
-//! The keeper of schedules: when one is due, or an execution of one has ended, it does what `decide.rs` says. The
-//! start of an execution, the move to the next occurrence and the note of it are one commit, checked on the rev of the
-//! schedule's record. So whatever happens, an occurrence is seen to once.
+//! The keeper of schedules. When a schedule is due, or an execution of it has ended, the keeper does what `decide.rs`
+//! says. One commit starts the execution, moves the schedule to its next occurrence and records the outcome. The commit
+//! checks the rev of the schedule's record, so each occurrence is handled exactly once, even after a crash.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,22 +21,22 @@ use crate::workflow::engine::Inner;
 use crate::workflow::stored::record::{fetch, fetch_execution};
 use crate::workflow::{Result, WorkflowError};
 
-/// How many schedules are seen to at once: their commits share syncs.
+/// How many schedules are handled at once: their commits share syncs.
 const AT_ONCE: usize = 1024;
 
-/// How many commits are made for a schedule before others are looked at again.
+/// How many commits are made for one schedule before other schedules get a turn.
 const MOST_COMMITS: usize = 64;
 
-/// How many running executions are cancelled by one commit.
+/// How many running executions one commit cancels.
 const MOST_CANCELLED: usize = 64;
 
-/// What an engine has for schedules.
+/// The state of an engine for schedules.
 pub(crate) struct Scheduling {
     pub(crate) spaces: Spaces,
     pub(crate) alarms: Arc<Alarms>,
 }
 
-/// How late a schedule is at the most when the time of day was set forward.
+/// How late a schedule is at most after the clock was set forward.
 const LATEST: Duration = Duration::from_secs(1);
 
 impl Scheduling {
@@ -58,7 +58,7 @@ impl Keeper for Fire {
     const BATCH: usize = AT_ONCE;
 
     async fn ring(engine: &Arc<Inner>, due: Vec<Due>, damaged: Vec<Key>) -> bool {
-        damaged.iter().for_each(|key| tracing::error!(%key, "an alarm of a schedule is damaged and is passed over"));
+        damaged.iter().for_each(|key| tracing::error!(%key, "an alarm of a schedule is damaged; it is skipped"));
         let mut schedules: BTreeMap<String, Vec<Key>> = BTreeMap::new();
         for Due { id, key, .. } in due {
             let (name, is_notice) = read_due(&id);
@@ -78,7 +78,7 @@ impl Keeper for Fire {
     }
 }
 
-/// A schedule as it was read, and what else a decision about it goes by.
+/// A schedule as it was read, with everything else that a decision needs.
 struct Look {
     before: Stored,
     rev: Rev,
@@ -87,16 +87,16 @@ struct Look {
     running: Vec<ExecutionId>,
 }
 
-/// What came of a decision.
+/// The result of a decision.
 enum Done {
-    /// It has landed, or something else has changed the schedule: it is to be looked at again.
+    /// The commit has landed, or another commit changed the schedule. The schedule must be looked at again.
     Again,
-    /// There is nothing more to do at this time.
+    /// There is nothing more to do now.
     Rests,
 }
 
 impl Inner {
-    /// Adds to the end of an execution that its schedule is told.
+    /// The part for the commit that ends an execution: it reports the end to the schedule.
     pub(crate) fn ending_scheduled(self: &Arc<Inner>, schedule: &str, id: &ExecutionId) -> Part {
         let (spaces, now) = (&self.scheduling.spaces, self.store.env().now());
         let part = self.node.for_any(schedule.as_bytes()).delete(&spaces.running(schedule, id));
@@ -105,16 +105,16 @@ impl Inner {
         part.then(move |_| alarms.set(&name, now))
     }
 
-    /// What an error means that came up with one schedule: if it stays, others go on.
+    /// True if the error of one schedule is permanent, so that the keeper continues with the others.
     fn is_lasting(&self, name: &str, error: &WorkflowError) -> bool {
         if error.kind() == ErrorKind::Unavailable {
             return self.is_stopped();
         }
-        tracing::error!(schedule = name, %error, "a schedule cannot be seen to");
+        tracing::error!(schedule = name, %error, "a schedule could not be handled");
         true
     }
 
-    /// Does everything for a schedule that is to be done by now. Gives the notices that are still to be deleted.
+    /// Does everything for a schedule that is due. Returns the notices that must still be deleted.
     async fn see_to(self: &Arc<Inner>, name: &str, mut notices: Vec<Key>) -> Result<Vec<Key>> {
         for _ in 0..MOST_COMMITS {
             let Some(look) = self.look_at(name).await? else { return Ok(notices) };
@@ -122,7 +122,7 @@ impl Inner {
                 return Ok(notices);
             }
         }
-        // It has an alarm that is due, which rings again.
+        // The schedule still has a due alarm. It rings again.
         self.scheduling.alarms.set(&name.into(), Timestamp(0));
         Ok(Vec::new())
     }
@@ -137,8 +137,8 @@ impl Inner {
         Ok(Some(Look { before, rev: item.rev, plan, now: self.store.env().now(), running }))
     }
 
-    /// Deletes the notices of schedules that have nothing more to do, all of them in one commit. Gives whether that is
-    /// done; if it is not, they are rung again.
+    /// Deletes the notices of schedules that have nothing more to do, all in one commit. Returns false if that failed;
+    /// then the notices ring again.
     async fn forget(&self, left: Vec<(String, Vec<Key>)>) -> bool {
         if left.is_empty() {
             return true;
@@ -150,7 +150,7 @@ impl Inner {
         match self.send(all).await {
             Ok(_) => return true,
             Err(error) if error.kind() == ErrorKind::Unavailable => return self.is_stopped(),
-            // A notice is damaged. The others are deleted without it.
+            // A notice is damaged. The other notices are deleted without it.
             Err(_) => {}
         }
         let mut is_done = true;
@@ -188,12 +188,12 @@ impl Inner {
             return Ok(Done::Again);
         }
         notices.clear();
-        // The commit has set the alarm of what comes next. An execution that has ended since has left a notice.
+        // The commit has set the next alarm. An execution that ended since then has left a notice.
         Ok(if due.is_some_and(|due| due <= look.now) { Done::Again } else { Done::Rests })
     }
 
-    /// The commit of a decision: what became of an occurrence, and what else goes with that. Also gives when the
-    /// schedule is due from then on.
+    /// Builds the commit of a decision: the outcome of an occurrence, and the part that belongs to it. Also returns
+    /// when the schedule is due next.
     fn deed(
         &self,
         name: &str,
@@ -218,7 +218,7 @@ impl Inner {
         (self.changing(name, Some((&look.before, look.rev)), &after).and(part), due)
     }
 
-    /// There is nothing to do for a schedule at this time.
+    /// Called when there is nothing to do for a schedule now.
     async fn rest(&self, name: &str, look: &Look, notices: &mut Vec<Key>) -> Result<Done> {
         let Look { before, rev, plan, now, running } = look;
         let due = due(before, plan, *now, !running.is_empty());
@@ -232,14 +232,14 @@ impl Inner {
         Ok(Done::Rests)
     }
 
-    /// The workflow of a schedule cannot be started by this program. The occurrence stays, and with it its alarm: the
-    /// next engine that knows the workflow finds it.
+    /// Called when this program cannot start the workflow of a schedule. The occurrence and its alarm stay, so that the
+    /// next engine that knows the workflow finds them.
     async fn stall(&self, name: &str, look: &Look, reason: String, notices: &mut Vec<Key>) -> Result<Done> {
         let Look { before, rev, .. } = look;
         if before.stalled.as_ref() == Some(&reason) {
             return Ok(Done::Rests);
         }
-        tracing::error!(schedule = name, reason, "a schedule is due and starts nothing");
+        tracing::error!(schedule = name, reason, "a schedule is due but cannot start its workflow");
         let after = Stored { stalled: Some(reason), ..before.clone() };
         self.change_at_rest(name, (before, *rev), &after, notices).await
     }
@@ -260,7 +260,7 @@ impl Inner {
         Ok(Done::Rests)
     }
 
-    /// The start of an execution for an occurrence, and the cancellation of those that run if it is to be.
+    /// Starts an execution for an occurrence, and cancels the running executions if `cancels`.
     async fn starts(self: &Arc<Inner>, name: &str, look: &Look, of: &Occurrence, cancels: bool) -> Result<Starts> {
         let (id, spaces) = (of.execution(name), &self.scheduling.spaces);
         match fetch_execution(&self.store.view().await?, &self.spaces.executions, &id).await {
@@ -280,7 +280,7 @@ impl Inner {
         let reason = format!("schedule {name:?} has started {id:?}");
         for running in look.running.iter().filter(|_| cancels) {
             match self.cancelling(running, &reason, true).await {
-                // Two that wait in one line cannot leave it in one commit.
+                // Two executions that wait in one queue cannot leave it in one commit.
                 Ok(Some(cancelling)) if part.writes_any_of(&cancelling) => match self.cancel(running, &reason).await {
                     Ok(()) => cancelled.push(running.to_string()),
                     Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => {}
@@ -303,16 +303,16 @@ impl Inner {
     }
 }
 
-/// Whether an execution is started for an occurrence.
+/// Whether an occurrence starts an execution.
 enum Starts {
     With(RunOutcome, Part),
     Not(RunOutcome),
-    /// Not by this program.
+    /// This program cannot start it.
     Stalls(String),
 }
 
 impl Inner {
-    /// The change of a schedule's record, as a part of a commit, with the alarm that goes with it.
+    /// Changes a schedule's record and its alarm, as a part of a commit.
     pub(crate) fn changing(&self, name: &str, before: Option<(&Stored, Rev)>, after: &Stored) -> Part {
         let (spaces, key) = (&self.scheduling.spaces, self.scheduling.spaces.schedule(name));
         let mut part = self.node.for_any(name.as_bytes());

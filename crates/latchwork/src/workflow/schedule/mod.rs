@@ -1,7 +1,7 @@
-//! Schedules: executions that are started by themselves, by a cron expression or at intervals.
+//! Schedules start executions by a cron expression or at intervals.
 //!
-//! A schedule is a record with its next occurrence, and an alarm for that. When it is due, one commit starts the
-//! execution, moves the schedule to its next occurrence and notes what was done. docs/workflows/schedules.md is the
+//! A schedule is a record with its next occurrence, and an alarm for it. When it is due, one commit starts the
+//! execution, moves the schedule to its next occurrence and records the outcome. docs/workflows/schedules.md is the
 //! guide.
 
 mod cron;
@@ -33,20 +33,20 @@ use plan::Plan;
 use read::place;
 use stored::{Backfill, Cause, Occurrence, Paused, Stored};
 
-/// A schedule is as it was read.
+/// Names the check that a schedule has not changed since it was read.
 const SCHEDULE: Tag = Tag("schedule");
 
 /// How many occurrences a backfill may have.
 const MOST_BACKFILLED: u64 = 10_000;
 
-/// How many backfills, and how many triggers, may wait to be seen to.
+/// How many backfills, and how many triggers, may wait.
 const MOST_BACKFILLS: usize = 16;
 const MOST_TRIGGERS: usize = 1000;
 
-/// How much room a schedule leaves in its record beside the input, in bytes.
+/// The space for everything but the input in a schedule's record, in bytes.
 const ROOM: usize = 64 << 10;
 
-/// What became of the occurrences of a schedule, since it was created.
+/// Counts the outcomes of a schedule's occurrences since it was created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Counts {
@@ -54,7 +54,7 @@ pub struct Counts {
     pub started: u64,
     /// Nothing was started, because an execution ran.
     pub skipped: u64,
-    /// No engine was there in time.
+    /// No engine was running in time.
     pub missed: u64,
     /// The workflow did not accept the start.
     pub rejected: u64,
@@ -79,16 +79,16 @@ pub struct Schedules {
 }
 
 impl Engine {
-    /// The schedules of this engine: executions that it starts by themselves.
+    /// The schedules of this engine.
     pub fn schedules(&self) -> Schedules {
         Schedules { engine: self.inner.clone() }
     }
 }
 
 impl Schedules {
-    /// Creates a schedule, or changes the one of that name. Of one that is changed, occurrences that were seen to stay
-    /// so, a pause stays, and what waits is started with what is put now. The next occurrence is the first after this
-    /// moment; if the times did not change, it stays what it was.
+    /// Creates a schedule, or changes the schedule of this name. After a change, handled occurrences are not handled
+    /// again, a pause stays, and waiting occurrences start with the new workflow and input. The next occurrence is the
+    /// first after now. If the times did not change, the next occurrence does not change either.
     pub async fn put(&self, schedule: Schedule) -> Result<ScheduleDescription> {
         let (timing, plan) = schedule.timing()?;
         let (name, overlap, catch_up_us) = (schedule.name, schedule.overlap, micros(schedule.catch_up));
@@ -115,8 +115,8 @@ impl Schedules {
         }
     }
 
-    /// Has a schedule start nothing from now on, until it is resumed. Occurrences meanwhile are passed over; what
-    /// waits is kept. What operators ask for, by a trigger or a backfill, is started all the same.
+    /// Pauses a schedule until it is resumed. Occurrences in this time are skipped; waiting occurrences stay. Triggers
+    /// and backfills of operators still start executions.
     pub async fn pause(&self, name: &str, reason: &str) -> Result<()> {
         self.update(name, |schedule, _, now| {
             let paused = || Paused { reason: reason.into(), since_us: now.0 };
@@ -126,7 +126,7 @@ impl Schedules {
         .await
     }
 
-    /// Lets a schedule go on that was paused, from the first occurrence after this moment.
+    /// Resumes a paused schedule from the first occurrence after now.
     pub async fn resume(&self, name: &str) -> Result<()> {
         self.update(name, |schedule, plan, now| {
             if schedule.paused.take().is_some() {
@@ -138,8 +138,8 @@ impl Schedules {
         .await
     }
 
-    /// Has a schedule fire now, as its overlap policy says. Gives the id of the execution that is started for it, soon,
-    /// if one is; the past runs tell. On an engine that is idle, the next engine starts it.
+    /// Fires a schedule now, as its overlap policy says. Returns the id of the execution that this soon starts. It may
+    /// start none: the past runs show the outcome. If this engine is idle, the next engine starts it.
     pub async fn trigger(&self, name: &str) -> Result<ExecutionId> {
         self.update(name, |schedule, _, now| {
             let count = schedule.triggers.len();
@@ -154,9 +154,9 @@ impl Schedules {
         .await
     }
 
-    /// Has the occurrences from one time on and before another started, up to 10,000 of them, one after the other; if
-    /// overlaps are allowed, all at once. One that was started before is not started again, as long as its execution
-    /// is kept. Gives how many occurrences there are.
+    /// Starts the occurrences at or after `from` and before `to`, at most 10,000, one after the other. If overlaps are
+    /// allowed, all start at once. An occurrence whose execution still exists is not started again. Returns the number
+    /// of occurrences.
     pub async fn backfill(&self, name: &str, from: Timestamp, to: Timestamp) -> Result<u64> {
         let wrong = |reason| ScheduleError::Backfill { name: name.into(), reason };
         self.update(name, |schedule, plan, now| {
@@ -183,7 +183,7 @@ impl Schedules {
         .await
     }
 
-    /// Deletes a schedule with its past runs, and what waits. Executions that it has started go on.
+    /// Deletes a schedule with its past runs and waiting occurrences. Executions that it has started continue.
     pub async fn delete(&self, name: &str) -> Result<()> {
         let spaces = &self.engine.scheduling.spaces;
         loop {
@@ -204,22 +204,22 @@ impl Schedules {
         }
     }
 
-    /// A schedule, and none if there is none of that name.
+    /// Returns a schedule; none if no schedule has this name.
     pub async fn get(&self, name: &str) -> Result<Option<ScheduleDescription>> {
         self.stored().get(name).await
     }
 
-    /// Schedules in the order of their names, after one of them if that is given, so many at the most.
+    /// Returns at most `limit` schedules in the order of their names, those after the name `after` if it is given.
     pub async fn list(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleDescription>> {
         self.stored().list(after, limit).await
     }
 
-    /// The last runs of a schedule, the newest first: 100 of them are kept.
+    /// Returns the last runs of a schedule, the newest first. The last 100 are kept.
     pub async fn runs(&self, name: &str, limit: usize) -> Result<Vec<ScheduleRun>> {
         self.stored().runs(name, limit).await
     }
 
-    /// The next times that a schedule is to fire at, so many at the most; none if it is paused. Jitter is not in them.
+    /// Returns at most `count` of the next times at which a schedule fires; none if it is paused. Without jitter.
     pub async fn next(&self, name: &str, count: usize) -> Result<Vec<Timestamp>> {
         self.stored().next(name, count).await
     }
@@ -236,7 +236,8 @@ impl Schedules {
         found.ok_or_else(|| ScheduleError::NotFound { name: name.into() }.into())
     }
 
-    /// The workflow of a schedule, and an input that it accepts. An engine that only operates knows no workflows.
+    /// Returns the workflow of a schedule and an input that it accepts. An engine that only operates knows no
+    /// workflows.
     fn accept(&self, target: (String, Result<String, crate::JsonError>)) -> Result<(String, String)> {
         let (workflow, input) = target;
         let input = if self.engine.idle && self.engine.definition(&workflow).is_none() {
@@ -259,7 +260,7 @@ impl Schedules {
         Ok(found.map(|(stored, item)| (stored, item.rev)))
     }
 
-    /// Changes a schedule that must be there, however often others change it at the same time.
+    /// Changes an existing schedule. Retries if other commits change it at the same time.
     async fn update<T>(
         &self,
         name: &str,
@@ -278,7 +279,7 @@ impl Schedules {
         }
     }
 
-    /// Commits a change of a schedule. Gives whether it has landed.
+    /// Commits a change of a schedule. Returns true if it has landed.
     async fn change(
         &self,
         name: &str,
@@ -287,14 +288,14 @@ impl Schedules {
         plan: &Plan,
         now: Timestamp,
     ) -> Result<bool> {
-        // If an execution runs, the keeper finds that it has nothing to do, and sets the right alarm.
+        // If an execution runs, the keeper will find nothing to do and set the right alarm.
         after.due_us = due(&after, plan, now, false).map(|due| due.0);
         self.engine.perform(self.engine.changing(name, before, &after)).await
     }
 }
 
 impl Stored {
-    /// One that is put for the first time.
+    /// The record of a new schedule.
     fn new(timing: &stored::Timing, now: Timestamp) -> Stored {
         Stored {
             timing: timing.clone(),

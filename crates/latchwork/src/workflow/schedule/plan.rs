@@ -1,10 +1,10 @@
-//! When a schedule fires, as pure functions: occurrences from a cron expression in a time zone or from an interval,
-//! and how far each is put off by jitter. This file knows no record and no clock.
+//! When a schedule fires, as pure functions: occurrences from a cron expression in a time zone or from an interval, and
+//! the delay of each by jitter. This file knows no record and no clock.
 //!
-//! Changes of the clock: an expression that names hours fires once for each local time. A local time that is skipped
-//! fires at the first moment after the gap; one that comes twice fires the first time. An expression that leaves the
-//! hour open (`*`, `*/2`) follows the clock: it fires at every moment that shows a time it means, so it neither stops
-//! for an hour nor catches one up. Intervals are on absolute time.
+//! Changes of the clock: an expression that names hours fires once for each local time. A skipped local time fires at
+//! the first moment after the gap. A repeated local time fires the first time. An expression that leaves the hour open
+//! (`*`, `*/2`) follows the clock: it fires at every moment that shows a matching time. So it neither pauses for an
+//! hour nor repeats one. Intervals use absolute time.
 
 use jiff::Timestamp as Instant;
 use jiff::tz::{AmbiguousOffset, TimeZone};
@@ -28,7 +28,7 @@ pub(crate) struct Plan {
 
 enum Times {
     Cron(Box<Cron>, TimeZone),
-    /// All that are so many microseconds apart, one of them at this time.
+    /// Times that are `every_us` apart. One of them is `anchor_us`.
     Every {
         every_us: u64,
         anchor_us: u64,
@@ -71,11 +71,12 @@ impl Plan {
                 u64::try_from(found?.as_second()).ok()?.checked_mul(SECOND)?
             }
         };
-        // What is later than the calendar goes does not come.
+        // Times beyond the end of the calendar are not returned.
         Some(Timestamp(found)).filter(|found| found.0 <= self.end_us && instant(*found).is_some())
     }
 
-    /// When an occurrence is to be started: later by its jitter, but before the next occurrence. The same each time.
+    /// When an occurrence starts: delayed by its jitter, but before the next occurrence. The result is the same each
+    /// time.
     pub(crate) fn due(&self, time: Timestamp) -> Timestamp {
         if self.jitter_us == 0 {
             return time;
@@ -90,7 +91,7 @@ impl Plan {
         self.jitter_us
     }
 
-    /// How many occurrences there are from one time on and before another. No more than `most` are counted.
+    /// Counts the occurrences at or after `from` and before `to`, up to `most`.
     pub(crate) fn count(&self, from: Timestamp, to: Timestamp, most: u64) -> u64 {
         if let Times::Every { every_us, .. } = &self.times {
             let Some(first) = self.from(from).filter(|first| *first < to) else { return 0 };
@@ -115,7 +116,7 @@ pub(crate) fn written(time: Timestamp) -> String {
     instant(time).unwrap_or(Instant::MAX).to_string()
 }
 
-/// The first moment, from this one on, at which the clock of a zone shows a time that is meant.
+/// Returns the first moment, at or after `from`, at which the clock of the zone shows a matching time.
 fn shown(cron: &Cron, zone: &TimeZone, from: Instant) -> Option<Instant> {
     let mut from = from;
     loop {
@@ -130,10 +131,10 @@ fn shown(cron: &Cron, zone: &TimeZone, from: Instant) -> Option<Instant> {
     }
 }
 
-/// The first moment, from this one on, that stands for a local time that is meant. Each of them has one.
+/// Returns the first moment, at or after `from`, that belongs to a matching local time. Each local time has one moment.
 fn once(cron: &Cron, zone: &TimeZone, from: Instant) -> Option<Instant> {
     let second = jiff::SignedDuration::from_secs(1);
-    // If the clock was changed at this very moment, what it has skipped belongs to it.
+    // If the clock was set forward at this very moment, the skipped local times belong to this moment.
     let mut local = zone.to_datetime(from.checked_sub(second).ok()?).checked_add(second).ok()?;
     loop {
         let found = cron.next(local)?;
@@ -148,7 +149,7 @@ fn once(cron: &Cron, zone: &TimeZone, from: Instant) -> Option<Instant> {
         if moment >= from {
             return Some(moment);
         }
-        // It was there when the clock showed this time before.
+        // This local time was repeated, and its moment was the first one.
         local = found.checked_add(second).ok()?;
     }
 }
@@ -183,7 +184,7 @@ mod tests {
         assert_eq!(spring, ["2026-03-29T01:00:00Z", "2026-03-30T00:00:00Z", "2026-03-30T00:30:00Z"]);
         let autumn = fires(&cron("30 2 * * *", "Europe/Berlin"), "2026-10-24T12:00:00Z", "2026-10-26T12:00:00Z");
         assert_eq!(autumn, ["2026-10-25T00:30:00Z", "2026-10-26T01:30:00Z"]);
-        // On Lord Howe the clock is changed by half an hour; a moment of the gap falls on the one behind it.
+        // On Lord Howe the clock changes by half an hour. A local time in the gap fires at the first moment after it.
         let howe =
             fires(&cron("0,15,30 2 * * *", "Australia/Lord_Howe"), "2026-10-03T12:00:00Z", "2026-10-04T12:00:00Z");
         assert_eq!(howe, ["2026-10-03T15:30:00Z"]);

@@ -1,5 +1,4 @@
-//! What a store holds of schedules, for those who only look: needs no engine, runs nothing and writes nothing. An
-//! engine reads by the same code.
+//! Reads schedules from a store. It needs no engine, runs nothing and writes nothing. Engines read with the same code.
 
 use std::time::Duration;
 
@@ -16,14 +15,14 @@ use crate::workflow::operate::history::value;
 use crate::workflow::stored::record::fetch;
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
-/// How many running executions are told of a schedule.
+/// How many running executions a description lists.
 const TOLD: usize = 100;
 
-/// The schedules in a store, without an engine that fires them: on [`Store::open_read_only`], for instance.
+/// The schedules in a store, without an engine that fires them. Works on [`Store::open_read_only`].
 #[derive(Clone)]
 pub struct StoredSchedules {
     pub(super) store: Store,
-    /// `None` if no engine was on the store that knew schedules.
+    /// `None` if no engine that knows schedules has used the store.
     pub(super) spaces: Option<Spaces>,
 }
 
@@ -34,19 +33,19 @@ pub struct StoredSchedules {
 pub enum Fires {
     /// By a cron expression in a time zone.
     Cron {
-        /// As it was given.
+        /// The expression as it was given.
         expression: String,
         /// The IANA name.
         zone: String,
     },
-    /// Every so many microseconds.
+    /// At an interval.
     Every {
-        /// The interval.
+        /// The interval, in microseconds.
         interval_us: u64,
     },
 }
 
-/// Everything that is known of a schedule but for its past runs. Times are in microseconds since 1970.
+/// Everything known about a schedule except its past runs. Times are in microseconds since 1970.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ScheduleDescription {
@@ -56,21 +55,21 @@ pub struct ScheduleDescription {
     pub fires: Fires,
     /// The longest jitter of an occurrence, in microseconds.
     pub jitter_us: u64,
-    /// No occurrence is before.
+    /// There is no occurrence before this time.
     pub start_us: Option<u64>,
-    /// No occurrence is after.
+    /// There is no occurrence after this time.
     pub end_us: Option<u64>,
-    /// What is done with an occurrence while an execution runs.
+    /// What happens to an occurrence while an execution runs.
     pub overlap: Overlap,
-    /// How late an occurrence may be started, in microseconds.
+    /// How late an occurrence may start, in microseconds.
     pub catch_up_us: u64,
     /// The workflow that it starts.
     pub workflow: String,
-    /// What that is given.
+    /// The input of that workflow.
     pub input: Value,
-    /// When it was put first.
+    /// When it was created.
     pub created_us: u64,
-    /// When it was put last.
+    /// When it was last put.
     pub changed_us: u64,
     /// Why it is paused, if it is.
     pub paused: Option<String>,
@@ -78,19 +77,19 @@ pub struct ScheduleDescription {
     pub paused_us: Option<u64>,
     /// The next occurrence. None if there are no more, or the schedule is paused.
     pub next_us: Option<u64>,
-    /// The executions of it that have not ended: the first 100.
+    /// Its executions that have not ended: the first 100.
     pub running: Vec<ExecutionId>,
-    /// How many occurrences wait for the end of an execution, or to be seen to.
+    /// How many occurrences wait for the end of an execution, or for the keeper.
     pub waiting: u64,
-    /// How many backfills are under way.
+    /// How many backfills are not finished.
     pub backfills: u64,
-    /// What became of occurrences, since it was created.
+    /// The outcomes of its occurrences since it was created.
     pub counts: Counts,
-    /// Why an occurrence that is due cannot be started, if it cannot: as when no program has registered the workflow.
+    /// Why a due occurrence cannot start, for instance because no program has registered the workflow.
     pub stalled: Option<String>,
 }
 
-/// What became of an occurrence.
+/// The outcome of an occurrence.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -101,40 +100,40 @@ pub enum RunOutcome {
     Skipped(String),
     /// It waits for the end of an execution.
     Queued,
-    /// No engine was there in time, for this occurrence and those after it.
+    /// No engine was running in time for this occurrence and those after it.
     Missed {
-        /// How many there were; of more than 10,000 no more are counted.
+        /// How many were missed. The count ends at 10,000.
         count: u64,
-        /// All were before this time, in microseconds since 1970.
+        /// All of them were before this time, in microseconds since 1970.
         before_us: u64,
     },
     /// The workflow did not accept the start, for this reason.
     Rejected(String),
-    /// Its execution was started, and these were cancelled by that.
+    /// Its execution was started, and these executions were cancelled for it.
     CancelledPrevious(Vec<String>),
 }
 
 impl RunOutcome {
-    /// Whether an execution was started.
+    /// True if an execution was started.
     pub fn is_start(&self) -> bool {
         matches!(self, RunOutcome::Started | RunOutcome::CancelledPrevious(_))
     }
 }
 
-/// Why there was an occurrence.
+/// The cause of an occurrence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum RunCause {
-    /// Its time had come.
+    /// The time of the schedule.
     Time,
-    /// It was triggered.
+    /// A trigger.
     Trigger,
-    /// It was backfilled.
+    /// A backfill.
     Backfill,
 }
 
-/// A past run: an occurrence, and what became of it. One that had to wait is told of twice.
+/// A past run: an occurrence and its outcome. An occurrence that had to wait has two past runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ScheduleRun {
@@ -142,11 +141,11 @@ pub struct ScheduleRun {
     pub id: ExecutionId,
     /// The time that it was scheduled for, in microseconds since 1970.
     pub time_us: u64,
-    /// When this was done, in microseconds since 1970.
+    /// When this was recorded, in microseconds since 1970.
     pub at_us: u64,
-    /// Why there was this occurrence.
+    /// The cause of this occurrence.
     pub cause: RunCause,
-    /// What became of it.
+    /// The outcome.
     pub outcome: RunOutcome,
 }
 
@@ -156,7 +155,7 @@ impl StoredSchedules {
         Ok(StoredSchedules { store: store.clone(), spaces: Spaces::find(store).await? })
     }
 
-    /// A schedule, and none if there is none of that name.
+    /// Returns a schedule; none if no schedule has this name.
     pub async fn get(&self, name: &str) -> Result<Option<ScheduleDescription>> {
         let Some(spaces) = &self.spaces else { return Ok(None) };
         let view = self.store.view().await?;
@@ -166,7 +165,7 @@ impl StoredSchedules {
         }
     }
 
-    /// Schedules in the order of their names, after one of them if that is given, so many at the most.
+    /// Returns at most `limit` schedules in the order of their names, those after the name `after` if it is given.
     pub async fn list(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleDescription>> {
         let Some(spaces) = &self.spaces else { return Ok(Vec::new()) };
         let view = self.store.view().await?;
@@ -181,7 +180,7 @@ impl StoredSchedules {
         Ok(found)
     }
 
-    /// The last runs of a schedule, the newest first: 100 of them are kept.
+    /// Returns the last runs of a schedule, the newest first. The last 100 are kept.
     pub async fn runs(&self, name: &str, limit: usize) -> Result<Vec<ScheduleRun>> {
         let (view, _) = self.read(name).await?;
         let Some(spaces) = &self.spaces else { return Ok(Vec::new()) };
@@ -200,7 +199,7 @@ impl StoredSchedules {
         found.iter().map(|(_, item)| read(item)).collect()
     }
 
-    /// The next times that a schedule is to fire at, so many at the most; none if it is paused. Jitter is not in them.
+    /// Returns at most `count` of the next times at which a schedule fires; none if it is paused. Without jitter.
     pub async fn next(&self, name: &str, count: usize) -> Result<Vec<Timestamp>> {
         let (_, stored) = self.read(name).await?;
         let plan = Plan::of(name, &stored.timing).map_err(WorkflowError::Schedule)?;
@@ -208,7 +207,7 @@ impl StoredSchedules {
         Ok(std::iter::successors(first, |time| plan.after(*time)).take(count).collect())
     }
 
-    /// A schedule that must be there.
+    /// Reads an existing schedule.
     async fn read(&self, name: &str) -> Result<(View, Stored)> {
         let missing = || ScheduleError::NotFound { name: name.into() };
         let (spaces, view) = (self.spaces.as_ref().ok_or_else(missing)?, self.store.view().await?);
@@ -218,7 +217,7 @@ impl StoredSchedules {
     }
 }
 
-/// What a schedule is called where its record cannot be read.
+/// The name of a schedule in errors about its record.
 pub(super) fn place(name: &str) -> String {
     format!("schedule {name:?}")
 }
@@ -253,7 +252,7 @@ async fn describe(spaces: &Spaces, view: &View, name: &str, stored: Stored) -> R
 }
 
 impl ScheduleDescription {
-    /// How late an occurrence may be started.
+    /// How late an occurrence may start.
     pub fn catch_up(&self) -> Duration {
         Duration::from_micros(self.catch_up_us)
     }
@@ -270,7 +269,7 @@ impl ScheduleRun {
         Timestamp(self.time_us)
     }
 
-    /// When this was done.
+    /// When this was recorded.
     pub fn at(&self) -> Timestamp {
         Timestamp(self.at_us)
     }

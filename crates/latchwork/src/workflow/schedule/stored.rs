@@ -1,4 +1,4 @@
-//! What is stored of schedules: the records and their keys. docs/format.md draws them.
+//! The stored records of schedules, and their keys. docs/format.md shows the bytes.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,31 +15,31 @@ pub(crate) struct Stored {
     pub(crate) timing: Timing,
     pub(crate) overlap: Overlap,
     pub(crate) catch_up_us: u64,
-    /// The workflow that is started, by name.
+    /// The name of the workflow that it starts.
     pub(crate) workflow: String,
     /// JSON text.
     pub(crate) input: String,
     pub(crate) created_us: u64,
-    /// When it was put last.
+    /// When it was last put.
     pub(crate) changed_us: u64,
     pub(crate) paused: Option<Paused>,
-    /// The next occurrence, none if there are no more. While the schedule is paused, this is not kept up.
+    /// The next occurrence; none if there are no more. Not updated while the schedule is paused.
     pub(crate) next_us: Option<u64>,
-    /// The last occurrence that was seen to: none up to it comes again.
+    /// The last occurrence that was handled. No occurrence up to this time comes again.
     pub(crate) last_us: Option<u64>,
-    /// The alarm that is set for it, which goes with the next commit.
+    /// The alarm that is set. The next commit replaces it.
     pub(crate) due_us: Option<u64>,
-    /// Occurrences that operators have asked for, to be seen to at once.
+    /// Occurrences that operators requested and that the keeper must handle at once.
     pub(crate) triggers: Vec<Occurrence>,
     /// Occurrences that wait for the end of an execution.
     pub(crate) waiting: Vec<Occurrence>,
     pub(crate) backfills: Vec<Backfill>,
     /// How often it was triggered.
     pub(crate) triggered: u64,
-    /// How many past runs were written.
+    /// How many past runs were recorded.
     pub(crate) runs: u64,
     pub(crate) counts: Counts,
-    /// Why nothing can be started at present.
+    /// Why the schedule cannot start anything at present.
     pub(crate) stalled: Option<String>,
 }
 
@@ -48,9 +48,9 @@ pub(crate) struct Stored {
 pub(crate) struct Timing {
     pub(crate) when: When,
     pub(crate) jitter_us: u64,
-    /// No occurrence is before.
+    /// There is no occurrence before this time.
     pub(crate) start_us: Option<u64>,
-    /// No occurrence is after.
+    /// There is no occurrence after this time.
     pub(crate) end_us: Option<u64>,
 }
 
@@ -66,34 +66,34 @@ pub(crate) struct Paused {
     pub(crate) since_us: u64,
 }
 
-/// One time that a schedule is to start an execution for.
+/// One time at which a schedule starts an execution.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Occurrence {
     pub(crate) time_us: u64,
     pub(crate) cause: Cause,
 }
 
-/// Why there is an occurrence.
+/// The cause of an occurrence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Cause {
-    /// Its time has come.
+    /// The time of the schedule.
     Time,
-    /// An operator has asked for it, the so many-th time.
+    /// A trigger by an operator, with its number.
     Trigger(u64),
-    /// It is one of a backfill.
+    /// A backfill.
     Backfill,
 }
 
-/// A range of past occurrences that is still to be started.
+/// A range of past occurrences that must still be started.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Backfill {
-    /// The first that is left of it.
+    /// The first occurrence that is left.
     pub(crate) from_us: u64,
-    /// All are before.
+    /// All occurrences are before this time.
     pub(crate) to_us: u64,
 }
 
-/// What became of an occurrence.
+/// The outcome of an occurrence.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct PastRun {
     pub(crate) occurrence: Occurrence,
@@ -110,7 +110,8 @@ impl Timing {
 }
 
 impl Occurrence {
-    /// The execution that is started for it. What was triggered is told from an occurrence of the same time.
+    /// The id of the execution for this occurrence. A triggered occurrence has another id than a timed one of the same
+    /// time.
     pub(crate) fn execution(&self, schedule: &str) -> ExecutionId {
         let time = written(Timestamp(self.time_us));
         match self.cause {
@@ -120,7 +121,7 @@ impl Occurrence {
     }
 }
 
-/// How many past runs are kept of a schedule.
+/// How many past runs of a schedule are kept.
 pub(crate) const KEPT_RUNS: u64 = 100;
 
 const SCHEDULES: &str = "workflow.schedules";
@@ -128,22 +129,22 @@ const DUE: &str = "workflow.schedules.due";
 const RUNNING: &str = "workflow.schedules.running";
 const RUNS: &str = "workflow.schedules.runs";
 
-/// Where everything is kept.
+/// The spaces of schedules.
 #[derive(Clone)]
 pub(crate) struct Spaces {
     /// name → schedule
     pub(crate) schedules: Space,
-    /// shard, due time, name → nothing; or the same with an execution of the schedule that has ended
+    /// shard, due time, name → nothing; or the same followed by an execution of the schedule that has ended
     pub(crate) due: Space,
-    /// name, execution → nothing, as long as that has not ended
+    /// name, execution → nothing, as long as the execution has not ended
     pub(crate) running: Space,
-    /// name, number → what became of an occurrence
+    /// name, number → the outcome of an occurrence
     pub(crate) runs: Space,
 }
 
 impl Spaces {
     pub(crate) async fn declare(store: &Store) -> Result<Spaces, StoreError> {
-        // A schedule may be deleted and put again under its name, and what was read before must not fit it.
+        // A schedule may be deleted and created again. Its revs continue, so that a check on the old record fails.
         let schedules = store.space(SpaceSpec::new(SCHEDULES)).await?;
         let due = store.space(SpaceSpec::new(DUE).keys_used_once()).await?;
         let running = store.space(SpaceSpec::new(RUNNING).keys_used_once()).await?;
@@ -151,7 +152,7 @@ impl Spaces {
         Ok(Spaces { schedules, due, running, runs })
     }
 
-    /// The spaces of a store. None if no engine was on it that knew schedules.
+    /// Finds the spaces of a store. None if no engine that knows schedules has used it.
     pub(crate) async fn find(store: &Store) -> Result<Option<Spaces>, StoreError> {
         let known = store.spaces().await?;
         let space = |name: &str| known.iter().find(|space| space.name() == name).cloned();
@@ -166,13 +167,13 @@ impl Spaces {
         self.schedules.key(name.as_bytes())
     }
 
-    /// The alarm of a schedule. It is set and taken away in commits that change the schedule's record, and in no other.
+    /// The alarm of a schedule. Only commits that change the schedule's record set and delete it.
     pub(crate) fn alarm(&self, name: &str, due: Timestamp) -> Key {
         self.due.key(alarm_key(due, &name.into()))
     }
 
-    /// Tells that an execution has ended. It lies among the alarms, so that it is found when it is there; its key is
-    /// unlike any other, so that no commit takes it away that does not know of it.
+    /// The notice that an execution has ended. It is stored among the alarms, so that the keeper finds it. Its key is
+    /// unique, so that only a commit that has read it deletes it.
     pub(crate) fn notice(&self, name: &str, at: Timestamp, execution: &ExecutionId) -> Key {
         let mut key = due_key(shard_of(name.as_bytes()), at);
         key.extend_from_slice(name.as_bytes());
@@ -203,13 +204,13 @@ impl Spaces {
     }
 }
 
-/// The execution that a key of a running one tells of.
+/// Reads the execution from the key of a running execution.
 pub(crate) fn read_running(key: &Key) -> Option<ExecutionId> {
     let (_, id) = read_text(key.bytes())?;
     Some(std::str::from_utf8(id).ok()?.into())
 }
 
-/// The schedule that something among the alarms is of, and whether it tells of an end.
+/// Reads the schedule from an alarm or a notice. True if it is a notice.
 pub(crate) fn read_due(id: &ExecutionId) -> (&str, bool) {
     id.split_once('\0').map_or((id, false), |(name, _)| (name, true))
 }

@@ -10,7 +10,8 @@ use crate::record::stored;
 use crate::store::{Item, Key, Range, Rev, Space, Uuid, View};
 use crate::workflow::journal::place::Place;
 use crate::workflow::run::hash_text;
-use crate::workflow::stored::record::{Close, Status, WaitsFor, fetch, id_key};
+use crate::workflow::stored::keys::id_key;
+use crate::workflow::stored::record::{Close, Status, WaitsFor, fetch};
 use crate::workflow::{Decision, ExecutionId, WorkflowError};
 
 /// A message to an execution, in its inbox until it is received.

@@ -204,7 +204,7 @@ async fn add_the_same(entities: &Entities) {
             let mut ids = Vec::new();
             for address in 0..ADDRESSES {
                 let email = format!("{}@example.org", (address + number) % ADDRESSES);
-                let (id, added) = add_if_missing::by_unique_email(&entities, "Somebody", &email).await.unwrap();
+                let (id, added) = add_if_missing::by_unique_email(&entities, "Ada", &email).await.unwrap();
                 ids.push((email, id.to_string(), added));
             }
             ids
@@ -236,8 +236,8 @@ async fn an_address_belongs_to_one_entity_without_an_index(entities: Entities) {
         async move {
             let email = format!("{}@example.org", number % 2);
             // Each refused commit lost to an add of another task, and there are six adds in all.
-            let one = add_if_missing::by_generation(&entities, "Somebody", &email, 10).await.unwrap();
-            let (two, added) = add_if_missing::by_unique_email(&entities, "Somebody", &email).await.unwrap();
+            let one = add_if_missing::by_generation(&entities, "Ada", &email, 10).await.unwrap();
+            let (two, added) = add_if_missing::by_unique_email(&entities, "Ada", &email).await.unwrap();
             assert!(one == two && !added);
             (email, one.to_string())
         }

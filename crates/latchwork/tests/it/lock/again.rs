@@ -91,7 +91,7 @@ fn both(order: u64) -> Workflow<(), (bool, bool)> {
     })
 }
 
-/// The commit of a request from outside is in flight when one branch releases the lock and the other acquires it.
+/// The commit of a request from outside is on its way when one branch releases the lock and the other acquires it.
 #[tokio::test]
 async fn a_branch_that_acquires_while_another_releases_holds_the_lock_or_waits() {
     for order in 0..4 {

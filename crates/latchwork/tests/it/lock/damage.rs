@@ -59,7 +59,7 @@ async fn sessions_that_are_dead_lose_their_locks_though_a_record_is_damaged() {
 async fn a_cycle_is_found_though_a_record_beside_it_is_damaged() {
     for space in ["workflow.executions", "lock.requests", "lock.heads", "lock.owned"] {
         for harm in Harm::ALL {
-            let circle = workflow("circle").run(async |ctx: Ctx, number: u32| {
+            let cyclic = workflow("cycle").run(async |ctx: Ctx, number: u32| {
                 let _mine = ctx.mutex(format!("m{number}")).acquire().await?;
                 ctx.sleep(10 * SECOND).await?;
                 ctx.mutex(format!("m{}", (number + 1) % 3)).acquire().await.map(drop)
@@ -68,16 +68,16 @@ async fn a_cycle_is_found_though_a_record_beside_it_is_damaged() {
                 let _held = ctx.mutex("beside").acquire().await?;
                 ctx.sleep(1000 * SECOND).await
             });
-            let stage = Stage::new(|engine| engine.register(&circle).register(&holds)).await;
+            let stage = Stage::new(|engine| engine.register(&cyclic).register(&holds)).await;
             stage.engine.start(&holds, ()).id("aside").await.unwrap();
             for number in 0..3 {
-                stage.engine.start(&circle, number).id(format!("c{number}")).await.unwrap();
+                stage.engine.start(&cyclic, number).id(format!("c{number}")).await.unwrap();
             }
             stage.pass(5 * SECOND).await;
             stage.engine.stop();
             let of = if matches!(space, "workflow.executions" | "lock.owned") { &b"aside"[..] } else { b"beside" };
             stage.damage(space, of, harm).await;
-            let engine = Engine::on(stage.engine.store()).register(&circle).register(&holds).start().await.unwrap();
+            let engine = Engine::on(stage.engine.store()).register(&cyclic).register(&holds).start().await.unwrap();
             for _ in 0..10 {
                 stage.pass(5 * SECOND).await;
             }
@@ -86,7 +86,7 @@ async fn a_cycle_is_found_though_a_record_beside_it_is_damaged() {
                 let id = format!("c{number}");
                 let what = format!("{harm:?} of {space}: {id}");
                 assert!(has_ended(&engine.describe(&*id).await.unwrap().state), "{what}");
-                match engine.handle(&circle, id).result().await {
+                match engine.handle(&cyclic, id).result().await {
                     Ok(()) => {}
                     Err(WorkflowError::Failed { failure, .. }) => {
                         assert!(matches!(failure.get(), Some(LockRefused::Deadlock { .. })), "{what}: {failure}");

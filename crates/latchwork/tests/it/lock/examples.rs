@@ -26,7 +26,7 @@ async fn transfers_lose_nothing_and_an_operator_releases_a_stuck_lock() {
     let slot = test.engine().states().workflow("transfer").slot::<LockRecord>("account-42:lock");
     let record = slot.get().await.unwrap().unwrap();
     assert!(record.holders.is_empty() && record.waiters.is_empty(), "{record:?}");
-    assert_eq!(record.last_token, 9, "of the one that was stuck, and of eight transfers");
+    assert_eq!(record.last_token, 9, "one grant of the stuck holder, and eight of transfers");
     assert_eq!(lock_mutex_polling::force_release(test.engine()).await.unwrap(), None);
 }
 

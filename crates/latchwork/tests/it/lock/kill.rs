@@ -98,7 +98,7 @@ async fn killed_processes_leave_no_lock_and_no_money_behind() {
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert!(lines.any(|line| line.is_ok_and(|line| line.ends_with("open"))), "the process opens the store");
-        let (_nobody, never) = std::sync::mpsc::channel::<()>();
+        let (_sender, never) = std::sync::mpsc::channel::<()>();
         let _ = never.recv_timeout(Duration::from_millis(random.u64(1..=150)));
         child.kill().unwrap();
         child.wait().unwrap();

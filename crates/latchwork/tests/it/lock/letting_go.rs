@@ -124,7 +124,7 @@ async fn branches_take_turns_at_a_semaphore_of_one_permit() {
     assert_eq!(test.complete(&turns, ()).await.unwrap(), [0, 1, 2]);
     assert!(test.env().now().0 - began.0 >= 3_000_000, "one at a time");
     let refused = test.engine().mutex("one").acquire().await.unwrap_err();
-    assert_eq!(refused.to_string(), "lock \"one\" is a semaphore of one permit, and was asked for as a mutex");
+    assert_eq!(refused.to_string(), "lock \"one\" is a semaphore of one permit, but was requested as a mutex");
     let state = test.engine().locks().inspect("one").await.unwrap();
     assert_eq!(state.kind, LockKind::Semaphore { permits: 1 });
 }

@@ -263,7 +263,7 @@ impl Cast {
         }
     }
 
-    /// The second call comes while the commit of the first is in flight. That commit is then refused.
+    /// The second call comes while the commit of the first is on its way. That commit is then refused.
     async fn together(&mut self, first: Call, second: Call, places: &[usize]) {
         let store = self.stage.engine.store().clone();
         let (before, sessions) = (store.generation().await.unwrap(), self.sessions.len());

@@ -1,7 +1,7 @@
 //! Locks: their promises, used inside and outside of workflows, and locks that are stored in slots.
 
 mod again;
-mod circles;
+mod cycles;
 mod damage;
 mod examples;
 mod forced;

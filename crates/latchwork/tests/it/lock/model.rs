@@ -207,18 +207,18 @@ impl State {
         let mut tokens: Vec<u64> = held.chain(believed).chain(last).collect();
         tokens.sort_unstable();
         tokens.dedup();
-        let anew = |token: u64| tokens.partition_point(|other| *other < token) as u64;
-        self.told = anew(self.told);
-        self.record.last_token = anew(self.record.last_token);
+        let renumbered = |token: u64| tokens.partition_point(|other| *other < token) as u64;
+        self.told = renumbered(self.told);
+        self.record.last_token = renumbered(self.record.last_token);
         for held in &mut self.record.holders {
-            (held.token, held.since) = (anew(held.token), Timestamp(NOW));
+            (held.token, held.since) = (renumbered(held.token), Timestamp(NOW));
         }
         for waiter in &mut self.record.waiters {
             waiter.since = Timestamp(NOW);
         }
         for client in &mut self.clients {
             if let Standing::Holds { token, .. } = &mut client.standing {
-                *token = anew(*token);
+                *token = renumbered(*token);
             }
         }
     }

@@ -82,7 +82,7 @@ async fn impossible_requests_are_refused_with_a_reason() {
     }
     assert!(engine.semaphore("none", 0).acquire().await.is_err());
     assert!(engine.semaphore("none", 3).acquire_many(4).await.is_err());
-    // What was refused has left nothing behind.
+    // The refused requests have left nothing behind.
     let none = engine.mutex("none").acquire_within(Duration::MAX).await.unwrap().unwrap();
     none.release().await.unwrap();
     for name in ["".to_string(), "x".repeat(257)] {
@@ -94,8 +94,8 @@ async fn impossible_requests_are_refused_with_a_reason() {
     }
     let used = engine.locks().remove("vendor").await.unwrap_err();
     assert!(matches!(used, LockError::InUse { owners: 1, .. }), "{used}");
-    assert!(matches!(engine.locks().remove("nobody's").await, Err(LockError::NotFound { .. })));
-    assert!(matches!(engine.locks().inspect("nobody's").await, Err(LockError::NotFound { .. })));
+    assert!(matches!(engine.locks().remove("unused").await, Err(LockError::NotFound { .. })));
+    assert!(matches!(engine.locks().inspect("unused").await, Err(LockError::NotFound { .. })));
     guard.release().await.unwrap();
     engine.locks().remove("vendor").await.unwrap();
     engine.semaphore("vendor", 4).acquire().await.unwrap().release().await.unwrap();
@@ -249,8 +249,8 @@ async fn operators_see_holders_and_waiters_and_can_force_a_release() {
     let state = engine.locks().inspect("m").await.unwrap();
     assert_eq!(state.holders[0].token, next.token().number());
     assert_eq!((state.forced[0].reason.as_str(), state.forced[0].was_held), ("the importer hangs", true));
-    let nobody = engine.locks().force_release("m", holder.token, "again").await.unwrap_err();
-    assert!(matches!(nobody, LockError::NoSuchToken { .. }), "{nobody}");
+    let error = engine.locks().force_release("m", holder.token, "again").await.unwrap_err();
+    assert!(matches!(error, LockError::NoSuchToken { .. }), "{error}");
     // A forced waiter gets an error.
     let waits = tokio::spawn({
         let mutex = engine.mutex("m");

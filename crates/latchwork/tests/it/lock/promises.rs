@@ -224,18 +224,18 @@ async fn l7_a_release_wakes_as_many_as_it_freed_permits() {
 /// L8: three executions wait in a cycle. One of them fails with the deadlock, and the others continue.
 #[tokio::test]
 async fn l8_a_cycle_of_executions_is_reported_and_not_waited_out() {
-    let circle = workflow("circle").run(async |ctx: Ctx, number: u32| {
+    let cyclic = workflow("cycle").run(async |ctx: Ctx, number: u32| {
         let _mine = ctx.mutex(format!("m{number}")).acquire().await?;
         ctx.sleep(Duration::from_secs(10)).await?;
         let _next = ctx.mutex(format!("m{}", (number + 1) % 3)).acquire().await?;
         Ok(())
     });
     for seed in 0..20 {
-        let test = TestEngine::new(&circle, seed).await.unwrap();
+        let test = TestEngine::new(&cyclic, seed).await.unwrap();
         let engine = test.engine();
         let mut handles = Vec::new();
         for number in 0..3 {
-            handles.push(engine.start(&circle, number).id(format!("c{number}")).await.unwrap());
+            handles.push(engine.start(&cyclic, number).id(format!("c{number}")).await.unwrap());
         }
         let mut told = 0;
         for handle in handles {

@@ -59,7 +59,7 @@ async fn a_release_and_a_withdrawal_in_one_commit_come_one_after_the_other() {
     for is_released_first in [true, false] {
         let stage = Stage::new(|builder| builder).await;
         let (held, waits, ticket) = contended(&stage).await;
-        // Another commit is in flight, so that the two come together.
+        // Another commit is on its way, so that the two come together.
         stage.hold(Side::Before);
         let next = acquired(&stage, stage.engine.mutex("m")).await;
         let released = if is_released_first {

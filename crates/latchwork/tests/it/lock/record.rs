@@ -135,7 +135,7 @@ fn a_release_takes_from_both_lists_and_again_changes_nothing() {
     assert!(lock.0.release("b", at(1)));
     assert_eq!((lock.holders(), lock.waiters()), (vec!["a"], vec!["c"]));
     let before = lock.0.clone();
-    assert!(!lock.0.release("b", at(12)) && !lock.0.release("nobody", at(12)));
+    assert!(!lock.0.release("b", at(12)) && !lock.0.release("stranger", at(12)));
     assert_eq!(lock.0, before, "not even what has expired is touched");
     let twice = lock.0.holders[0].clone();
     lock.0.waiters.push(Waiter { holder_id: "a".into(), lease_expires_at: at(99), since: twice.since });

@@ -105,8 +105,8 @@ async fn a_call_that_changes_nothing_writes_nothing() {
     written.set(noted.clone()).await.unwrap();
     let before = states.store().generation().await.unwrap();
     for slot in [&bare, &first, &held, &states.global().slot("noted")] {
-        assert!(!mutex.release(slot, "nobody", later(99)).await.unwrap());
-        assert!(!mutex.renew(slot, "nobody", later(99), None).await.unwrap());
+        assert!(!mutex.release(slot, "stranger", later(99)).await.unwrap());
+        assert!(!mutex.renew(slot, "stranger", later(99), None).await.unwrap());
         mutex.inspect(slot).await.unwrap();
     }
     assert!(!mutex.renew(&held, "a", later(30), None).await.unwrap());
@@ -262,7 +262,7 @@ async fn a_crash_at_any_commit_changes_no_answer() {
     assert!(crashes >= 20, "{crashes}");
 }
 
-/// Reads, waits and writes: what two do at once, one of them loses.
+/// Reads, waits and writes: if two contenders do this at once, one change is lost.
 fn contender() -> Workflow<u64, (u64, Vec<u64>)> {
     workflow("contender").run(async |ctx: Ctx, times: u64| {
         let mutex = DurableMutex::new(Duration::from_secs(120))?;
@@ -323,7 +323,7 @@ async fn a_workflow_and_a_caller_outside_exclude_each_other_over_every_crash() {
     assert!(crashes >= 20, "{crashes}");
 }
 
-/// Waits for the lock of others; gives where it stood at each attempt, and its token.
+/// Waits for a lock that another holder has. Returns its position at each attempt, and its token.
 fn patient() -> Workflow<(), (Vec<usize>, u64)> {
     workflow("patient").run(async |ctx: Ctx, ()| {
         let (mutex, slot) = (DurableMutex::default(), ctx.state().global::<LockRecord>("lock"));
@@ -348,7 +348,7 @@ async fn the_permit_of_a_dead_holder_is_taken_over_when_its_lease_expires() {
     mutex.try_acquire(&slot, "dead", start, Some(Duration::from_secs(10))).await.unwrap();
     let (places, token) = test.complete(&patient, ()).await.unwrap();
     assert_eq!((places, token), (vec![0, 0, 0], 2), "at 0, 4 and 8 s; at 12 s it is over");
-    // Whoever thought that it still held it is told, and takes nothing from the new holder.
+    // The former holder gets `false`, and takes nothing from the new holder.
     let now = test.env().now();
     assert!(!mutex.renew(&slot, "dead", now, None).await.unwrap());
     assert!(!mutex.release(&slot, "dead", now).await.unwrap());

@@ -148,7 +148,7 @@ async fn a_branch_that_loses_a_race_holds_nothing_and_waits_for_nothing() {
             .await;
         let is_late = matches!(raced, First2::Second(_));
         ctx.run("after", async || Ok(())).retry(often()).await?;
-        // If the lock were still held, this would be refused or would wait for ever.
+        // If the lock were still held, this would be refused or would wait forever.
         ctx.mutex("free").acquire().await?.release().await?;
         Ok(is_late)
     });
@@ -232,7 +232,7 @@ async fn names_are_shared_by_all_executions_or_by_a_workflow_or_a_tree() {
 
 #[tokio::test]
 async fn an_execution_that_continues_as_new_or_fails_holds_nothing() {
-    let anew = workflow("anew").run(async |ctx: Ctx, round: u32| {
+    let again = workflow("again").run(async |ctx: Ctx, round: u32| {
         let _guard = ctx.mutex("m").acquire().await?;
         match round {
             0 => ctx.continue_as_new(1).await,
@@ -241,7 +241,7 @@ async fn an_execution_that_continues_as_new_or_fails_holds_nothing() {
         }
     });
     let crashes = crash_everywhere(
-        || anew.clone(),
+        || again.clone(),
         0,
         async |outcome| {
             let Err(WorkflowError::Failed { failure, .. }) = &outcome.result else { panic!("{:?}", outcome.result) };
@@ -249,8 +249,8 @@ async fn an_execution_that_continues_as_new_or_fails_holds_nothing() {
         },
     );
     crashes.await;
-    let test = TestEngine::new(&anew, 1).await.unwrap();
-    let handle = test.engine().start(&anew, 0).id("a").await.unwrap();
+    let test = TestEngine::new(&again, 1).await.unwrap();
+    let handle = test.engine().start(&again, 0).id("a").await.unwrap();
     assert!(test.run(handle.result()).await.is_err());
     test.engine().mutex("m").try_acquire().await.unwrap().unwrap().release().await.unwrap();
 }

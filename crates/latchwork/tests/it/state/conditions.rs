@@ -8,7 +8,7 @@ use latchwork::store::{ErrorKind, Rev, Store};
 use super::{both, states};
 
 #[tokio::test]
-async fn a_change_at_a_rev_is_made_at_that_rev_alone() {
+async fn a_change_at_a_rev_is_made_only_at_that_rev() {
     for container in both().await {
         let (_, rev) = container.read().await.unwrap();
         assert_eq!(rev, 0, "nothing was ever written");
@@ -31,7 +31,7 @@ async fn a_change_at_a_rev_is_made_at_that_rev_alone() {
 }
 
 #[tokio::test]
-async fn a_change_of_what_is_absent_is_made_once() {
+async fn a_change_of_an_absent_container_is_made_once() {
     for container in both().await {
         container.clone().if_absent().set_state(json!({"by": "first"})).await.unwrap();
         let late = container.clone().if_absent().set_state(json!({"by": "second"})).await.unwrap_err();
@@ -48,7 +48,7 @@ async fn a_change_of_what_is_absent_is_made_once() {
     assert_eq!(slot.clone().if_rev(rev).set(9).await.unwrap().rev, 2);
 }
 
-/// Of callers with the same rev one is given its change; callers without a condition do not notice.
+/// Of callers with the same rev, one makes its change; callers without a condition are not affected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn callers_that_share_a_commit_are_not_refused_with_a_neighbour() {
     for round in 0..50 {
@@ -88,11 +88,11 @@ async fn add_one(container: Container) {
     }
 }
 
-/// The rev of an answer names the state that the change has left, so a caller may go on from its own answer.
+/// The rev of an answer names the state that the change has left, so a caller may continue from its own answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn read_change_write_at_a_rev_loses_no_change() {
     let store = Store::memory().await.unwrap();
-    // As two processes would be: neither queues for the other.
+    // Like two processes: each has its own queue.
     let handles = [States::on(&store).await.unwrap(), States::on(&store).await.unwrap()];
     let tasks = (0..20).map(|task| {
         let session = handles[task % 2].session("s").attempts(1);
@@ -100,7 +100,7 @@ async fn read_change_write_at_a_rev_loses_no_change() {
             for _ in 0..10 {
                 add_one(session.clone()).await;
             }
-            // From its own answer on, as long as that is the last.
+            // It continues from its own answer, as long as that is the newest state.
             let (state, rev) = session.read().await.unwrap();
             let first = session.clone().if_rev(rev).set_state(state.unwrap()).await;
             if let Ok(first) = first {

@@ -158,7 +158,7 @@ async fn refusals_of_a_mutator_are_about_fresh_state_too() {
     assert_eq!(paid.await.unwrap().value, json!({"balance": 40}));
 }
 
-/// A caller that loses the race again and again keeps trying at a steady pace. With pauses that double for ever it
+/// A caller that loses the race again and again keeps trying at a steady pace. With pauses that always double, it
 /// would hardly try at all, while newer callers succeed at once.
 #[tokio::test]
 async fn a_caller_that_loses_many_races_is_not_left_behind() {

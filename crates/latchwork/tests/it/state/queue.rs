@@ -260,8 +260,8 @@ async fn invalid_values_are_refused_with_their_place() {
         (session.patch_state(7).await, "the patch of session \"s\" is a number; it must be an object"),
         (session.set_state(f64::NAN).await, "a value for session \"s\":"),
         (session.set_state(deep).await, "a value for session \"s\":"),
-        (session.inc_state("a..b", 1).await, "\"a..b\" is no path:"),
-        (states.session("").set_state(1).await, "\"\" cannot name a container or slot: it is empty"),
+        (session.inc_state("a..b", 1).await, "\"a..b\" is not a path:"),
+        (states.session("").set_state(1).await, "\"\" cannot be the name of a container or slot: it is empty"),
         (states.user(&"x".repeat(513)).set_state(1).await, "it is longer than 512 bytes"),
         (session.set_state("x".repeat(5 << 20)).await, "takes 5242884 bytes; the limit is 4194304"),
     ];

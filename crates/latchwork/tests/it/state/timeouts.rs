@@ -91,7 +91,7 @@ async fn a_mutation_that_has_started_may_still_be_applied_and_is() {
     }
 }
 
-/// Stands for a double increment after a retry: the caller is told that the change may be applied, sends it again, and
+/// Stands for a double increment after a retry: the caller learns that the change may be applied, sends it again, and
 /// it is applied once.
 #[tokio::test]
 async fn a_retry_under_the_same_idempotency_key_is_applied_once() {
@@ -158,5 +158,5 @@ async fn idempotency_keys_are_forgotten_after_a_day() {
     let view = states.store().view().await.unwrap();
     let left = view.scan(&keys.all(), latchwork::store::Order::Ascending, 1000).await.unwrap().len();
     assert_eq!(left, 5 * 2, "only the new ones");
-    assert_eq!(once("k0").inc_state("n", 1).await.unwrap().value, json!(26), "applied anew");
+    assert_eq!(once("k0").inc_state("n", 1).await.unwrap().value, json!(26), "applied again");
 }

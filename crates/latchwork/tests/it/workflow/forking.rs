@@ -270,7 +270,7 @@ async fn impossible_forks_are_refused() {
     let engine = test.engine();
     let handle = engine.start(&ten, 7).id("source").await.unwrap();
     test.run(handle.result()).await.unwrap();
-    let refused = engine.fork("nobody").at("0").start().await;
+    let refused = engine.fork("missing").at("0").start().await;
     assert!(matches!(refused, Err(WorkflowError::NotFound { .. })), "{refused:?}");
     for at in ["99", "no place", "", "0.0/0"] {
         let refused = engine.fork("source").at(at).start().await;
@@ -332,7 +332,7 @@ async fn operations_come_page_by_page_as_in_the_history() {
             assert_eq!(all, expected, "{limit} on a page");
         }
     }
-    assert!(matches!(engine.operations("nobody").await, Err(WorkflowError::NotFound { .. })));
+    assert!(matches!(engine.operations("missing").await, Err(WorkflowError::NotFound { .. })));
     assert!(matches!(engine.operations("ten").after("x").await, Err(WorkflowError::List { .. })));
 }
 

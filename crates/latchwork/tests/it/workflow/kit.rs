@@ -43,7 +43,7 @@ async fn mocks_stand_in_for_bodies() {
         Err(WorkflowError::Failed { failure, .. }) => assert!(failure.message().contains("the mock's result")),
         other => panic!("{other:?}"),
     }
-    assert!(matches!(test.history("nobody").await, Err(WorkflowError::NotFound { .. })));
+    assert!(matches!(test.history("missing").await, Err(WorkflowError::NotFound { .. })));
 }
 
 /// Histories of an execution at every stage, as files would hold them.
@@ -111,12 +111,12 @@ async fn code_is_checked_against_histories_and_no_body_runs() {
     assert!(renamed.iter().all(|reason| reason.as_deref() == Some(both)), "{renamed:?}");
     let longer = reasons(longer).await;
     assert_eq!(longer[0], None, "it still sleeps, and what comes later may change");
-    assert_eq!(longer[1].as_deref(), Some("the code goes on where the execution had completed"));
+    assert_eq!(longer[1].as_deref(), Some("the code continues where the execution completed"));
     let other_end = reasons(other_end).await;
-    let gives = "the code gives \"paid 5\", and the execution has given \"5 for order 1\"";
+    let gives = "the code returns \"paid 5\", but the execution returned \"5 for order 1\"";
     assert_eq!(other_end[1].as_deref(), Some(gives));
     let foreign = workflow("other").run(async |_: Ctx, price: u64| Ok(price));
-    assert!(replay(&histories[0], &foreign).await.unwrap_err().reason.contains("not of \"other\""));
+    assert!(replay(&histories[0], &foreign).await.unwrap_err().reason.contains("not \"other\""));
 }
 
 #[tokio::test]

@@ -23,6 +23,7 @@ mod newer;
 mod nodes;
 mod once_wrong;
 mod parked;
+mod postgres;
 mod rates;
 mod reading;
 mod recovery;

@@ -203,10 +203,10 @@ async fn an_impossible_rate_is_a_typed_failure() {
         ("v", 0, 1000, 1, "allows no acquisition"),
         ("v", 1, 0, 1, "has a period of 0ns"),
         ("v", 1, u64::MAX, 1, "at most 100 years"),
-        ("v", 3, 1000, 4, "4 cannot be acquired at once of rate limit \"v\", but 1 to 3"),
+        ("v", 3, 1000, 4, "4 cannot be acquired at once from rate limit \"v\", only 1 to 3"),
         ("v", 3, 1000, 0, "0 cannot be acquired at once"),
-        ("", 3, 1000, 1, "of 1 to 256 bytes"),
-        (&"n".repeat(257), 3, 1000, 1, "of 1 to 256 bytes"),
+        ("", 3, 1000, 1, "must have 1 to 256 bytes"),
+        (&"n".repeat(257), 3, 1000, 1, "must have 1 to 256 bytes"),
     ] {
         match test.complete(&wrong, (name.into(), max, millis, count)).await {
             Err(WorkflowError::Failed { failure, .. }) => assert!(failure.message().contains(why), "{failure:?}"),

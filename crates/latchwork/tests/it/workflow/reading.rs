@@ -53,7 +53,7 @@ async fn without_an_engine_the_same_is_read_and_nothing_is_run() {
     assert_eq!(one.waits[0].what, WaitsFor::Signal("answer".into()));
     let (outer, inner) = (executions.describe("outer").await.unwrap(), executions.describe("inner").await.unwrap());
     assert_eq!((outer.children, inner.parent), (vec!["inner".into()], Some("outer".into())));
-    let missing = executions.describe("nobody").await;
+    let missing = executions.describe("missing").await;
     assert!(matches!(missing, Err(WorkflowError::NotFound { .. })), "{missing:?}");
     let refused = Engine::on(&store).start().await.err();
     assert!(matches!(refused, Some(WorkflowError::Store(StoreError::ReadOnly))), "{refused:?}");

@@ -251,7 +251,7 @@ async fn a_compensation_that_is_registered_in_a_body_parks_the_execution() {
     });
     let test = TestEngine::new(&wrong, 1).await.unwrap();
     let error = test.complete(&wrong, ()).await.unwrap_err();
-    assert!(error.to_string().contains("compensation \"undo\" was said while"), "{error}");
+    assert!(error.to_string().contains("compensation \"undo\" was set while"), "{error}");
 }
 
 // A receiver that knows charges by their keys: a refund under another key would find nothing.
@@ -304,7 +304,7 @@ async fn a_key_that_is_asked_for_in_the_wrong_place_parks() {
     let test = TestEngine::new(&asks, 1).await.unwrap();
     for (way, reason) in [
         (0, "the key of step \"charge\" was asked for, and the next operation is step \"other\""),
-        (1, "the key of step \"charge\" was asked for while an operation was under way"),
+        (1, "the key of step \"charge\" was requested while an operation was running"),
     ] {
         match test.complete(&asks, way).await {
             Err(WorkflowError::Parked { reason: found, .. }) => assert_eq!(found, reason),

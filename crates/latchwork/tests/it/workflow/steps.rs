@@ -123,7 +123,7 @@ async fn a_second_start_of_an_id_is_refused_or_joins_as_asked() {
     assert!(results.iter().all(|result| *result == results[0]), "{results:?}");
     let made = engine.start(&add, 5).await.unwrap();
     assert_eq!((made.id().len(), made.result().await.unwrap()), (36, 6));
-    let missing = engine.handle(&add, "nobody").result().await;
+    let missing = engine.handle(&add, "missing").result().await;
     assert!(matches!(missing, Err(WorkflowError::NotFound { .. })));
     for id in ["".to_string(), "x".repeat(513)] {
         let refused = engine.start(&add, 1).id(id).await;

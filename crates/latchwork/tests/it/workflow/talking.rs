@@ -51,8 +51,8 @@ async fn signals_are_received_once_and_in_order() {
     assert_eq!(test.run(handle.result()).await.unwrap(), [1, 2, 3]);
     let ended = handle.signal("number", &4).await;
     assert!(matches!(ended, Err(WorkflowError::Ended { .. })), "{ended:?}");
-    let nobody = engine.signal("nobody", "number", &4).await;
-    assert!(matches!(nobody, Err(WorkflowError::NotFound { .. })), "{nobody:?}");
+    let missing = engine.signal("missing", "number", &4).await;
+    assert!(matches!(missing, Err(WorkflowError::NotFound { .. })), "{missing:?}");
 }
 
 #[tokio::test]

@@ -128,7 +128,7 @@ async fn a_refused_transaction_leaves_nothing_and_stays_refused() {
             match how {
                 0 => return Err(Failure::new("the body says no")),
                 1 => tx.require_absent("ada"),
-                2 => tx.require_exists("nobody"),
+                2 => tx.require_exists("missing"),
                 3 => {}
                 _ => panic!("how is {how}"),
             }
@@ -141,7 +141,7 @@ async fn a_refused_transaction_leaves_nothing_and_stays_refused() {
     for (how, expected) in [
         (0, "the body says no"),
         (1, "entity \"ada\" exists already"),
-        (2, "\"nobody\""),
+        (2, "\"missing\""),
         (3, "\"ada\""),
         (4, "it panicked: how is 4"),
     ] {

@@ -42,9 +42,9 @@ async fn why_and_waits_are_sentences() {
         (
             "signal",
             "Execution \"signal\" of workflow \"order\" is waiting, out of memory.\nIt waits for signal \"approve\", \
-             since 2026-06-01 12:00:00 UTC, until 2026-06-01 13:00:00 UTC at the most.",
+             since 2026-06-01 12:00:00 UTC, until 2026-06-01 13:00:00 UTC at most.",
             "It waits for signal \"approve\", since 2026-06-01 12:00:00 UTC (1m 0s ago), until \
-             2026-06-01 13:00:00 UTC at the most (in 59m 0s).",
+             2026-06-01 13:00:00 UTC at most (in 59m 0s).",
         ),
         (
             "sleep",
@@ -92,7 +92,7 @@ async fn a_place_in_line_is_part_of_the_sentence() {
     }
     let why = test.engine().why("second").await.unwrap().to_string();
     assert!(why.contains("It waits for a permit of the limit for \"import\", since "), "{why}");
-    assert!(why.ends_with(" 1 of 1 permits are taken, and 0 starts are before it in the line."), "{why}");
+    assert!(why.ends_with(" 1 of 1 permits are taken, and 0 starts are before it in the queue."), "{why}");
     test.engine().cancel("first", "enough").await.unwrap();
 }
 
@@ -113,7 +113,7 @@ async fn a_list_is_a_line_for_each_execution() {
             "complete of workflow \"order\": completed",
             "fail of workflow \"order\": failed: the card was refused",
             "signal of workflow \"order\": waiting for signal \"approve\", since 2026-06-01 12:00:00 UTC, until \
-             2026-06-01 13:00:00 UTC at the most",
+             2026-06-01 13:00:00 UTC at most",
         ]
     );
 }

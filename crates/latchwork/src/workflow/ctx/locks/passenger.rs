@@ -1,5 +1,5 @@
-//! An execution that has the record of what it does to a lock go into the same commit; and what becomes of locks that
-//! its code has let go of without waiting for that.
+//! An execution's record of an operation on a lock, which lands in the same commit as the operation. Also the release
+//! of locks that the code has dropped without waiting.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::workflow::journal::place::Place;
 use crate::workflow::run::{Address, Doing, Effect, Listed, Note, Run, Seat};
 use crate::workflow::stored::record::{Entry, EntryState, WaitsFor, failure_text};
 
-/// The execution's own name for a request: the run and the place of the operation.
+/// The execution's id of a request: the run and the place of the operation.
 pub(super) fn request_id(run: &Run, place: &Place) -> Vec<u8> {
     let mut id = run.number().1.to_be_bytes().to_vec();
     place.branch.write(&mut id);
@@ -19,17 +19,17 @@ pub(super) fn request_id(run: &Run, place: &Place) -> Vec<u8> {
     id
 }
 
-/// The place that a request's name tells, if it is of this run.
+/// Reads the place from a request's id, if it is of this run.
 fn read_request_id(run: &Run, id: &[u8]) -> Option<Place> {
     let (number, place) = id.split_first_chunk::<4>()?;
     (u32::from_be_bytes(*number) == run.number().1).then(|| Place::read(place)).flatten()
 }
 
-/// Something that was let go of without waiting for it: what is to be asked of the lock.
+/// A lock that the code has dropped without waiting: the operation that releases it.
 pub(crate) type Dropped = (LockName, Ask);
 
 impl Run {
-    /// A request that nobody waits for any more is taken back, unless it is to be there when the execution goes on.
+    /// Abandons a request that no branch waits for any more, unless the execution is about to leave memory.
     pub(super) fn let_go(&self, lock: &LockName, id: Vec<u8>) {
         let owner = Owner::Execution(self.id.clone());
         self.drop_lock((lock.clone(), Ask::Abandon { owner, id, ear: None }));
@@ -41,7 +41,7 @@ impl Run {
 
     fn drop_lock(&self, dropped: Dropped) {
         let is_noted = self.with(|state| {
-            // What it holds it holds on, wherever it goes on.
+            // An execution that leaves memory keeps its locks and requests.
             let is_noted = !state.residency.is_stopping() && !state.residency.has_left();
             if is_noted {
                 state.guards.let_go(dropped);
@@ -53,7 +53,7 @@ impl Run {
         }
     }
 
-    /// Releases what was dropped, with everything that came before.
+    /// Releases what was dropped, with everything that was recorded before.
     pub(crate) fn release_dropped(self: &Arc<Run>) {
         for (lock, ask) in self.with(|state| state.guards.take_dropped()) {
             let note = Recording { entry: None, unlocks: None, receives: None };
@@ -71,7 +71,7 @@ impl Run {
         }
     }
 
-    /// Waits until what its code has dropped of a lock is released.
+    /// Waits until everything that the code has dropped of a lock is released.
     pub(super) async fn until_left(self: &Arc<Run>, lock: &LockName) {
         if self.with(|state| state.guards.has_dropped(lock)) {
             self.release_dropped();
@@ -82,7 +82,7 @@ impl Run {
         }
     }
 
-    /// Takes back what branches have asked for that were given up. They may have been so just before a crash.
+    /// Abandons the requests of branches that were given up. They may have been given up just before a crash.
     pub(crate) async fn release_lost(self: &Arc<Run>, fork: &Place, first: usize) {
         self.close_lost_reviews(fork, first).await;
         if self.engine.rehearsal.is_replay() || !self.with(|state| state.known.has_locks()) {
@@ -102,17 +102,17 @@ impl Run {
     }
 }
 
-/// What an execution records of what it does to a lock, in the same commit.
+/// What an execution records of an operation on a lock, in the same commit.
 pub(super) struct Recording {
-    /// What is recorded, and until when it waits at the most. Nothing if that is not for the code to know.
+    /// The entry, and until when the operation waits. `None` if nothing is recorded in the journal.
     entry: Option<(Place, Entry, Option<Timestamp>)>,
-    /// What is released, and where it was acquired.
+    /// The ticket that is released, and the place where it was acquired.
     unlocks: Option<(u64, String)>,
-    /// The message that is received with it.
+    /// The message that is received in the same commit.
     receives: Option<Address>,
 }
 
-/// An execution that has the record of what it does to a lock go with it.
+/// The rider that puts the record of an operation on a lock into the operation's commit.
 pub(super) struct Passenger(Seat<Recording>);
 
 impl Passenger {
@@ -137,7 +137,7 @@ impl Passenger {
         run.engine.locks.ask(lock, ask, Some((run.id.clone(), Box::new(self.0)))).await
     }
 
-    /// Has something done to a lock, in a commit with the execution. What the lock refuses is given back.
+    /// Does an operation on a lock, in one commit with its record. Returns the refusal of the lock.
     pub(super) async fn ask(self, lock: &LockName, ask: Ask) -> Result<Answer, LockRefused> {
         let run = self.0.run().clone();
         match self.send(lock, ask).await {
@@ -188,7 +188,7 @@ impl Note<Answer, Result<Answer, LockError>> for Recording {
 
     fn rests(&mut self, run: &Run, answer: Result<Answer, LockError>) {
         match answer {
-            // Of a withdrawal that came too late, there is a message.
+            // A withdrawal came too late: a message about the grant exists and is received next.
             Ok(Answer::Granted(_)) if self.entry.as_ref().is_some_and(|(_, entry, _)| is_given(entry)) => {}
             Ok(answer) => self.answered(run, &answer),
             Err(LockError::Refused(why)) => self.record(run, EntryState::Gave(failure_text(&refused(why.into())))),

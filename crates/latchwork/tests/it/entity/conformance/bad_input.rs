@@ -304,7 +304,7 @@ async fn bad_queries_are_refused_wherever_they_are_used(bench: Bench) {
     let garbage: Cursor = "garbage".parse().unwrap();
     let queries = [
         (Query::of("t").limit(0), "a query's limit must be at least 1"),
-        (Query::of("t").after(garbage), "this cursor cannot be used here: it is not one that a find gave out"),
+        (Query::of("t").after(garbage), "this cursor cannot be used here: no find has returned it"),
         (
             Query::of("t").filter(Filter::from(json!([]))),
             "the query is malformed at the filter: a filter takes an object",

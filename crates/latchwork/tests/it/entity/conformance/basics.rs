@@ -54,7 +54,7 @@ async fn an_added_entity_reads_as_it_was_given(bench: Bench) {
     let bare = entities.add(Add::new("t")).await.unwrap();
     let bare = get(&entities, &bare.id).await;
     assert_eq!((bare.data, bare.metadata.len()), (json!(null), 0));
-    assert!(entities.get("nobody").await.unwrap().is_none());
+    assert!(entities.get("unknown").await.unwrap().is_none());
 }
 
 async fn an_id_that_is_not_given_is_a_uuid_v7(bench: Bench) {

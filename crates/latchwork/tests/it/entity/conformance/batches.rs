@@ -167,9 +167,9 @@ async fn update_many_changes_all_or_none(bench: Bench) {
     let failed = failed(entities.update_many(items).await);
     let expected = [
         (Some(1), "there is no entity \"no\"".to_string()),
-        (Some(2), "entity \"a\" is at rev 2, not at 1; read it again and decide anew".into()),
+        (Some(2), "entity \"a\" is at rev 2, not at 1; read it again and retry".into()),
         (Some(3), "there is no entity \"nor\"".into()),
-        (Some(4), "entity \"b\" is at rev 2, not at 9; read it again and decide anew".into()),
+        (Some(4), "entity \"b\" is at rev 2, not at 9; read it again and retry".into()),
     ];
     assert_eq!(told(&failed), expected);
     assert_eq!((get(&entities, "c").await.rev, generation(&entities).await), (Rev(1), at + 1));

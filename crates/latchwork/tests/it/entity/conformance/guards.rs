@@ -50,7 +50,7 @@ async fn every_failed_check_is_named_beside_the_guards(bench: Bench) {
     let token = lost.token().clone();
     lost.release().await.unwrap();
     let fenced = format!("nothing was written: lock \"lost\" is not held under token {token}");
-    let conflict = "entity \"b\" is at rev 1, not at 7; read it again and decide anew".to_string();
+    let conflict = "entity \"b\" is at rev 1, not at 7; read it again and retry".to_string();
     let exists = "entity \"c\" exists already, at rev 1; update it, or add with if_absent".to_string();
     let transaction = Transaction::new()
         .remove(Remove::new("a").guard(held.token()))

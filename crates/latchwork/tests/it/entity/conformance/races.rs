@@ -1,4 +1,4 @@
-//! Many tasks at once: one winner, and every loser is told precisely what it lost to.
+//! Many tasks at once: one winner, and every loser gets an error that says exactly why.
 
 use latchwork::entity::{
     Add, Direction, Effect, Entities, EntityError, Query, Remove, Transaction, TypeSpec, Update, field,

@@ -297,7 +297,7 @@ async fn a_rejection_names_everything_that_has_changed(bench: Bench) {
             other => panic!("{other}"),
         })
         .collect();
-    assert_eq!(what, ["entity \"e1\"", "entity \"new\"", "what the index of \"t\" on data.n finds"]);
+    assert_eq!(what, ["entity \"e1\"", "entity \"new\"", "the result of the index of \"t\" on data.n"]);
 }
 
 /// The key of a unique entry has no id; the position of a cursor has one, and is longer than any key may be.

@@ -1,4 +1,4 @@
-//! Subtypes: a text beside the type, that finds go by without a declared index.
+//! Subtypes: a text beside the type, which finds use without a declared index.
 
 use latchwork::entity::{Add, Direction, Entity, EntityError, Query, Transaction, TypeSpec, Update, field};
 use serde_json::json;
@@ -9,9 +9,9 @@ use crate::backends::{Bench, on_every_backend};
 on_every_backend!(
     a_subtype_is_stored_shown_and_changed,
     entities_are_found_by_type_and_subtype_through_an_index,
-    pages_of_a_subtype_go_on_where_they_ended,
+    pages_of_a_subtype_continue_where_they_ended,
     a_find_of_a_subtype_is_a_read_that_transactions_check,
-    a_subtype_that_cannot_be_is_refused,
+    an_invalid_subtype_is_refused,
 );
 
 async fn a_subtype_is_stored_shown_and_changed(bench: Bench) {
@@ -60,7 +60,7 @@ async fn entities_are_found_by_type_and_subtype_through_an_index(bench: Bench) {
     assert_eq!(found(&entities, &Query::all().subtype("invoice")).await, ["a", "c"]);
     let filtered = query.clone().filter(field("data.n").equals("z"));
     assert!(found(&entities, &filtered).await.is_empty());
-    // A declared index that binds more is used instead, and what it finds is checked.
+    // A declared index that binds more fields is used instead, and its results are checked.
     entities.declare(TypeSpec::new("document").index(["data.n", "data.m"])).await.unwrap();
     let exact = query.filter(field("data.n").equals("d")).filter(field("data.m").equals(json!(null)));
     let page = entities.find(exact).await.unwrap();
@@ -68,7 +68,7 @@ async fn entities_are_found_by_type_and_subtype_through_an_index(bench: Bench) {
     assert_sound(&entities).await;
 }
 
-async fn pages_of_a_subtype_go_on_where_they_ended(bench: Bench) {
+async fn pages_of_a_subtype_continue_where_they_ended(bench: Bench) {
     let entities = bench.entities().await;
     for n in 0..7 {
         let subtype = if n % 2 == 0 { "even" } else { "odd" };
@@ -94,7 +94,7 @@ async fn a_find_of_a_subtype_is_a_read_that_transactions_check(bench: Bench) {
     entities.add(Add::new("document").subtype("invoice").id("a")).await.unwrap();
     let view = entities.now().await.unwrap();
     assert_eq!(view.find(&Query::of("document").subtype("credit")).await.unwrap().items.len(), 0);
-    // Another subtype does not disturb; the one that was looked for does.
+    // Another subtype does not disturb; the requested subtype does.
     entities.add(Add::new("document").subtype("invoice").id("b")).await.unwrap();
     let add = |id: &str| Transaction::new().add(Add::new("note").id(id)).if_unchanged(&view);
     entities.transact(add("n1")).await.unwrap();
@@ -108,7 +108,7 @@ async fn a_find_of_a_subtype_is_a_read_that_transactions_check(bench: Bench) {
     assert_sound(&entities).await;
 }
 
-async fn a_subtype_that_cannot_be_is_refused(bench: Bench) {
+async fn an_invalid_subtype_is_refused(bench: Bench) {
     let entities = bench.entities().await;
     entities.add(Add::new("document").id("a")).await.unwrap();
     for subtype in ["", "nul\0", &"x".repeat(129)] {

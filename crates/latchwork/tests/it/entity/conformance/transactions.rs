@@ -27,7 +27,7 @@ async fn every_kind_of_operation_lands_in_one_commit(bench: Bench) {
     let transaction = Transaction::new()
         .require_exists("seen")
         .add(Add::new("t").id("new").data(json!(2)))
-        .require_absent("nobody")
+        .require_absent("unknown")
         .update(Update::new("u").data(json!(2)).if_rev(Rev(1)))
         .remove(Remove::new("r").if_rev(Rev(1)))
         .require_rev("seen", Rev(1))
@@ -39,7 +39,7 @@ async fn every_kind_of_operation_lands_in_one_commit(bench: Bench) {
     let expected = [
         ("seen", 1, Effect::Checked),
         ("new", 1, Effect::Added),
-        ("nobody", 0, Effect::Checked),
+        ("unknown", 0, Effect::Checked),
         ("u", 2, Effect::Updated),
         ("r", 2, Effect::Removed),
         ("seen", 1, Effect::Checked),
@@ -70,11 +70,11 @@ async fn a_rejected_transaction_leaves_no_trace(bench: Bench) {
             .remove("b")
     };
     let bad = [
-        good().require_exists("nobody"),
+        good().require_exists("unknown"),
         good().require_absent("a"),
         good().require_rev("b", Rev(2)),
-        good().update(Update::new("nobody")),
-        good().remove("nobody"),
+        good().update(Update::new("unknown")),
+        good().remove("unknown"),
         good().add(Add::new("t").id("d").data(json!({"u": 7}))),
         good().if_at_generation(Generation(at - 1)),
     ];
@@ -117,19 +117,15 @@ async fn all_failed_checks_are_listed_in_order_with_the_generation_first(bench: 
         .if_at_generation(Generation(at - 1));
     let failed = failed(entities.transact(transaction).await);
     let read_at = view.generation();
-    let conflict = |id, actual, expected| {
-        format!("entity {id:?} is at rev {actual}, not at {expected}; read it again and decide anew")
-    };
+    let conflict =
+        |id, actual, expected| format!("entity {id:?} is at rev {actual}, not at {expected}; read it again and retry");
     let exists = |id| format!("entity {id:?} exists already, at rev 1; update it, or add with if_absent");
     let unknown = |id| format!("there is no entity {id:?}");
     let unique =
         |id, owner| format!("data.k of entity {id:?} must be unique among \"u\", and entity {owner:?} has the same");
     let expected = [
-        (None, format!("the store is at generation {at}, not at {}; read again and decide anew", at - 1)),
-        (
-            None,
-            format!("entity \"b\" has changed since it was read at generation {read_at}; read again and decide anew"),
-        ),
+        (None, format!("the store is at generation {at}, not at {}; read again and retry", at - 1)),
+        (None, format!("entity \"b\" has changed since it was read at generation {read_at}; read again and retry")),
         (Some(0), unique("new", "owner")),
         (Some(1), conflict("a", 2, 1)),
         (Some(3), conflict("b", 2, 7)),
@@ -156,7 +152,7 @@ async fn a_transaction_without_writes_takes_no_generation(bench: Bench) {
     view.get("a").await.unwrap();
     let checks = [
         Transaction::new(),
-        Transaction::new().author("nobody").reason("nothing"),
+        Transaction::new().author("ada").reason("nothing"),
         Transaction::new().require_exists("a").require_rev("a", Rev(1)).require_absent("b"),
         Transaction::new().if_at_generation(Generation(at)).if_unchanged(&view),
         Transaction::new().add(Add::new("t").id("a").if_absent(true)),

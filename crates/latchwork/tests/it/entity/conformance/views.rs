@@ -229,7 +229,7 @@ async fn history_lists_versions_newest_first_with_removals(bench: Bench) {
         }
     }
     assert_eq!(history[5].entity, None, "the removal");
-    assert_eq!(entities.now().await.unwrap().history("nobody", 5).await.unwrap(), []);
+    assert_eq!(entities.now().await.unwrap().history("unknown", 5).await.unwrap(), []);
 }
 
 async fn history_ends_at_the_view_and_at_the_limit(bench: Bench) {

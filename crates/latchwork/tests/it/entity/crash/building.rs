@@ -27,19 +27,19 @@ async fn email_of(entities: &Entities, id: &str) -> Option<String> {
 /// One write, which may take the address of another person. A refusal must name the real owner of the address.
 async fn write(entities: &Entities, random: &mut fastrand::Rng, number: u64) {
     // A few from the first batch and a few from the last, so that the writes meet.
-    let anybody = |random: &mut fastrand::Rng| (random.u64(..8) + PEOPLE - 4) % PEOPLE;
-    let somebody = format!("p{:04}", anybody(random));
+    let any_person = |random: &mut fastrand::Rng| (random.u64(..8) + PEOPLE - 4) % PEOPLE;
+    let person_id = format!("p{:04}", any_person(random));
     // Before and after all others in the order of the scan.
     let newcomer = format!("{}{number}", if random.bool() { "a" } else { "z" });
-    let wanted = if random.bool() { email(anybody(random)) } else { email(1000 + number) };
+    let wanted = if random.bool() { email(any_person(random)) } else { email(1000 + number) };
     let city = random.u64(..CITIES);
     let written = match random.u8(..4) {
         0 => entities.add(person(&newcomer, city, &wanted)).await.map(|_| ()),
-        1 => entities.remove(Remove::new(&somebody)).await.map(|_| ()),
-        2 => entities.update(Update::new(&somebody).data(json!({"city": city, "email": wanted}))).await.map(|_| ()),
+        1 => entities.remove(Remove::new(&person_id)).await.map(|_| ()),
+        2 => entities.update(Update::new(&person_id).data(json!({"city": city, "email": wanted}))).await.map(|_| ()),
         _ => {
             let change = |draft: &mut latchwork::entity::Draft| draft.data["city"] = json!(city);
-            entities.update_with(&somebody, 3, change).await.map(|_| ())
+            entities.update_with(&person_id, 3, change).await.map(|_| ())
         }
     };
     match written {

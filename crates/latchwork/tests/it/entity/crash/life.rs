@@ -152,7 +152,7 @@ impl Living<'_> {
         self.disk.note(generation);
     }
 
-    fn anybody(&mut self) -> Option<String> {
+    fn any_person(&mut self) -> Option<String> {
         let at = self.random.usize(..self.state.len().max(1));
         self.state.keys().nth(at).cloned()
     }
@@ -220,7 +220,7 @@ impl Living<'_> {
         if step.is_multiple_of(8) {
             self.entities.store().maintain().await.expect("the store lives");
         }
-        let Some(id) = self.anybody() else { return self.arrive(3).await };
+        let Some(id) = self.any_person() else { return self.arrive(3).await };
         match self.random.u8(..8) {
             0..=1 => self.arrive(1).await,
             2..=3 => {

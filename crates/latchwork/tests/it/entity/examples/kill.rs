@@ -48,7 +48,7 @@ async fn work(entities: Entities, task: u64) -> Result<(), Box<dyn std::error::E
         counter::increment(&entities, "shared", 1, 5).await?;
         say(format_args!("shared {task} {count}"));
         let email = format!("{}@example.org", count / 2);
-        let (id, _) = add_if_missing::by_unique_email(&entities, "Somebody", &email).await?;
+        let (id, _) = add_if_missing::by_unique_email(&entities, "Ada", &email).await?;
         say(format_args!("email {email} {id}"));
         if let Some(rev) = lock_document::try_acquire(&entities, &own, TTL).await? {
             say(format_args!("lock {task} {rev}"));

@@ -467,7 +467,7 @@ impl Reference {
         Snapshot { entities: entities.collect(), declared: held.map(|(_, held)| held.clone()).unwrap_or_default() }
     }
 
-    /// History begins anew. Unchanged entities keep their version; all others get a rev above all earlier ones.
+    /// History starts again. Unchanged entities keep their version; all others get a rev above all earlier ones.
     pub(super) fn restore(&mut self, snapshot: &Snapshot, now: u64) -> Generation {
         let at = self.tick(now);
         let ids: BTreeSet<String> = self.entities.keys().chain(snapshot.entities.keys()).cloned().collect();

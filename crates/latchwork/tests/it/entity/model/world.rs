@@ -156,7 +156,7 @@ impl World {
             Command::AddIfMissing(asked, op) => self.add_if_missing(asked, op).await,
             Command::Find(view, asked) => self.find(*view, asked).await,
             Command::Begin(asked) => self.begin(asked).await,
-            Command::Continue(view, begun) => self.go_on(*view, *begun).await,
+            Command::Continue(view, begun) => self.next_page(*view, *begun).await,
             Command::Misuse(asked, begun) => self.misuse(asked, *begun).await,
             Command::Get(view, id) => self.get(*view, &self.id(*id)).await,
             Command::Read(view) => self.read(*view).await,

@@ -70,7 +70,7 @@ async fn a_malformed_filter_says_where_it_is_wrong(bench: Bench) {
         (
             json!({"data.a": {}}),
             "data.a",
-            operand("a path", "a value, or an object of operators; to find an empty object say equals"),
+            operand("a path", "a value, or an object of operators; to find an empty object use equals"),
         ),
     ];
     for (json, at, problem) in cases {

@@ -13,7 +13,7 @@ use super::{Lives, held, import, settle, used};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What the caller of a start is told.
+/// The result that the caller of a start gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Told {
     Runs,
@@ -23,7 +23,7 @@ enum Told {
 
 use Told::{Rejected, Runs, Waits};
 
-/// Starts an execution and returns what becomes of it.
+/// Starts an execution and returns its result.
 async fn start(engine: &Engine, import: &Workflow<String, String>, id: &str) -> Told {
     match engine.start(import, id.into()).id(id).await {
         Err(WorkflowError::LimitReached { .. }) => return Rejected,
@@ -275,7 +275,7 @@ async fn gathered_starts_begin_in_time_though_the_new_definition_gathers_none() 
         lives.run(alone.result()).await.unwrap();
         assert_eq!(lives.records().await, 0, "nothing gathers");
         engine.stop();
-        // With the first definition again, the next start is gathered anew.
+        // With the first definition again, the next start is gathered again.
         let engine = lives.begin(&debounced()).await;
         let next = engine.start(&debounced(), 4.into()).await.unwrap();
         assert_ne!(next.id(), alone.id());
@@ -331,10 +331,10 @@ async fn a_batch_and_a_debounce_that_follows_it_gather_beside_each_other() {
     assert_eq!(lives.records().await, 0, "nothing gathers");
 }
 
-/// A newer program has stored the first in line. It stays the first: those behind it are admitted while this program
-/// cannot read it, and when it can be read again, it is the next.
+/// A newer program has stored the first execution of the queue. While this program cannot read it, it keeps its
+/// position, and the executions behind it are admitted. When it can be read again, it is the next.
 #[tokio::test]
-async fn one_of_a_newer_program_keeps_its_place_while_those_behind_it_are_admitted() {
+async fn an_execution_of_a_newer_program_keeps_its_position_while_others_are_admitted() {
     let queued = |limit| held(import().concurrency(limit).when_full(Queue::new()));
     let (lives, one, three) = (Lives::new().await, queued(1), queued(3));
     let engine = lives.begin(&one).await;
@@ -347,7 +347,7 @@ async fn one_of_a_newer_program_keeps_its_place_while_those_behind_it_are_admitt
     let known = lives.store.view().await.unwrap().get(&key).await.unwrap().unwrap().value;
     let newer = [&[known[0] + 1], &known[1..]].concat();
     lives.store.commit(Commit::new().put(&key, newer)).await.unwrap().applied().unwrap();
-    // Two may begin beside the one that runs.
+    // Two more may begin beside the running execution.
     let engine = lives.begin(&three).await;
     assert_eq!(used(&engine, None).await, (2, 2));
     assert!(engine.why("b").await.unwrap().queue.is_none() && engine.why("c").await.unwrap().queue.is_some());

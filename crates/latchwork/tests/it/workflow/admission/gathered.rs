@@ -20,7 +20,7 @@ fn index_in(builder: WorkflowBuilder, debounce: Debounce) -> Workflow<(String, u
     gathered.run(async |ctx: Ctx, (_, n): (String, u32)| Ok((n, ctx.now().await.0)))
 }
 
-/// The latest input wins, and every caller gets the handle of the run that happens.
+/// The last input counts, and every caller gets the handle of the one execution.
 #[tokio::test]
 async fn a_newer_start_replaces_the_waiting_one() {
     let index = index(Debounce::new(Duration::from_secs(10)));
@@ -60,8 +60,8 @@ async fn a_debounce_has_a_longest_wait() {
     assert_eq!(n, 4);
 }
 
-/// Many callers on one key, on real time and threads: all have the handle of a run, and the input of each run is that
-/// of its last start.
+/// Many callers on one key, on real time and threads. Every caller has the handle of an execution, and the input of
+/// each execution is that of its last start.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_callers_debounce_one_key() {
     let index = index(Debounce::new(Duration::from_millis(5)).max_wait(Duration::from_millis(20)));
@@ -125,7 +125,7 @@ async fn a_batch_begins_when_it_is_full_or_its_time_has_come() {
 }
 
 #[tokio::test]
-async fn all_callers_of_a_batch_are_told_that_it_failed() {
+async fn all_callers_of_a_batch_get_its_failure() {
     let double = double(workflow("double"), Batch::new(2, Duration::from_secs(1)));
     let test = TestEngine::new(&double, 1).await.unwrap();
     let handles = [test.engine().start(&double, 1).await.unwrap(), test.engine().start(&double, 13).await.unwrap()];
@@ -138,7 +138,7 @@ async fn all_callers_of_a_batch_are_told_that_it_failed() {
     let test = TestEngine::new(&uneven, 1).await.unwrap();
     let handle = test.engine().start(&uneven, 1).await.unwrap();
     let failed = test.run(handle.result()).await.unwrap_err().to_string();
-    assert!(failed.contains("a batch of 1 inputs gave 3 outputs"), "{failed}");
+    assert!(failed.contains("a batch of 1 inputs returned 3 outputs"), "{failed}");
 }
 
 /// A child is a batch of one, and so is a fork of it.
@@ -261,7 +261,7 @@ async fn keyed_starts_of_several_batches_are_found_where_they_were() {
         let handle = test.engine().start(&double, n).idempotency_key(format!("k{n}")).await.unwrap();
         (handle.id().clone(), handle.item())
     };
-    // Each start is sent twice while the commits are in flight, and once more afterwards.
+    // Each start is sent twice while the commits are on their way, and once more afterwards.
     let all = tokio::join!(start(1), start(2), start(2), start(1), start(3), start(3), start(4), start(5), start(6));
     let (one, two, two_again, one_again, three, three_again, four, five, six) = all;
     assert_eq!((&one, &two, &three), (&one_again, &two_again, &three_again));

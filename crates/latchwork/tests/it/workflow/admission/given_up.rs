@@ -1,5 +1,5 @@
-//! An execution that gathers starts is cancelled or terminated before it begins: every caller is told, and no input is
-//! used.
+//! An execution that gathers starts is cancelled or terminated before it begins: every caller gets the error, and no
+//! input is used.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::settle;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The inputs that the workflows' functions were given.
+/// The inputs that the workflows' functions got.
 type Given = Arc<Mutex<BTreeSet<u64>>>;
 
 fn batches(builder: WorkflowBuilder, given: &Given) -> Workflow<u64, u64> {
@@ -41,7 +41,7 @@ async fn end(engine: &Engine, id: &str, how: &str) {
 
 /// The batch is alone, or waits in a queue.
 #[tokio::test]
-async fn every_caller_of_a_batch_that_never_begins_is_told() {
+async fn every_caller_of_a_batch_that_never_begins_gets_an_error() {
     for (how, is_queued) in [("cancelled", false), ("terminated", false), ("cancelled", true), ("terminated", true)] {
         let given = Given::default();
         let builder = workflow("batch").concurrency(1).when_full(Queue::new());
@@ -61,7 +61,7 @@ async fn every_caller_of_a_batch_that_never_begins_is_told() {
         let waits = tokio::spawn(async move { waits.result().await });
         settle().await;
         end(engine, "b", how).await;
-        // Callers that wait already, and callers that ask later.
+        // Callers that already wait, and callers that ask later.
         let mut told = vec![test.run(waits).await.unwrap()];
         for handle in &handles {
             told.push(test.run(handle.result()).await);
@@ -88,8 +88,8 @@ async fn every_caller_of_a_batch_that_never_begins_is_told() {
     }
 }
 
-/// The race: a start comes at the moment when its batch ends. It is told of the end, or it is in the next batch; it is
-/// never lost.
+/// The race: a start comes at the moment when its batch ends. Its caller gets that end, or the start is in the next
+/// batch. It is never lost.
 #[tokio::test]
 async fn a_start_that_races_with_the_end_of_its_batch_has_an_answer() {
     let mut places = BTreeSet::new();
@@ -146,7 +146,7 @@ async fn a_gathered_start_supersedes_no_execution() {
     assert!(test.engine().describe("b").await.is_err());
 }
 
-/// Five inputs of more than a megabyte each are more than a record holds: a batch begins before the input that does not
+/// Five inputs of more than a megabyte each do not fit in one record: a batch begins before the input that does not
 /// fit.
 #[tokio::test]
 async fn inputs_that_together_are_more_than_a_record_holds_are_several_batches() {

@@ -13,8 +13,8 @@ const DIRECTORY: &str = "LATCHWORK_ADMISSION_DIRECTORY";
 const STARTS: usize = 1000;
 const LIMIT: usize = 2;
 
-/// Notes in one slot when it is inside and when it is outside again, and in another slot that it was there. The
-/// execution fails if it is the third one inside, or if it was inside before.
+/// Records in one slot that it is inside, and later that it is outside again. Records in another slot that it was
+/// there. The execution fails if it is the third execution inside, or if it was inside before.
 fn visit() -> Workflow<usize, usize> {
     workflow("visit").concurrency(LIMIT as u32).when_full(Queue::new()).run(async |ctx: Ctx, n: usize| {
         let enter = ctx.transaction("enter", async |tx: Tx| {
@@ -84,7 +84,7 @@ fn kill(directory: &std::path::Path, after: Duration) {
     child.wait().unwrap();
 }
 
-/// After so many kills the test takes a new store: a queue that was drained long ago proves nothing.
+/// After this many kills the test uses a new store: a queue that is already empty proves nothing.
 const KILLS_OF_A_LINE: u64 = 8;
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! What an engine leaves of limits that are not in use any more: the next engine finds it by markers, and deletes it.
+//! The records that an engine leaves of unused limits: the next engine finds them by their markers and deletes them.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use latchwork::workflow::{Ctx, Queue, RateLimit, Workflow, workflow};
 
 use super::{Lives, settle};
 
-/// A limit for each key, and a bucket for each key that is full again after a second. Ends share a commit with the next
-/// start, and so leave no note.
+/// A limit for each key, and a bucket for each key that is full again after a second. An end shares a commit with the
+/// next start, so it leaves no note.
 fn limited() -> Workflow<u32, u32> {
     let rate = RateLimit::new(1, Duration::from_secs(1)).by(|n: &u32| format!("rate {n}"));
     let limited = workflow("limited").concurrency_by(1, |n: &u32| format!("key {n}")).when_full(Queue::new());
@@ -33,7 +33,7 @@ async fn markers(store: &Store) -> Vec<Vec<u8>> {
     keys(store, "workflow.admission").await.into_iter().filter(|key| key[2] == b'm').collect()
 }
 
-/// Uses five keys, and stops before they are cleared away.
+/// Uses five keys, and stops before their records are deleted.
 async fn used_keys() -> Lives {
     let (lives, limited) = (Lives::new().await, limited());
     let engine = lives.begin(&limited).await;
@@ -46,7 +46,7 @@ async fn used_keys() -> Lives {
 }
 
 #[tokio::test]
-async fn what_an_engine_left_of_limits_is_found_by_its_markers_and_cleared_away_by_the_next() {
+async fn the_next_engine_finds_unused_limits_by_their_markers_and_deletes_them() {
     let (lives, limited) = (used_keys().await, limited());
     assert_eq!(keys(&lives.store, "workflow.gates").await.len(), 10, "a gate and a bucket for each key");
     assert_eq!(markers(&lives.store).await, expected(&lives.store).await);
@@ -64,7 +64,7 @@ async fn what_an_engine_left_of_limits_is_found_by_its_markers_and_cleared_away_
 
 /// An earlier program has stored gates and buckets without markers.
 #[tokio::test]
-async fn gates_without_markers_are_given_them_once_and_are_cleared_away_as_others_are() {
+async fn gates_without_markers_get_them_once_and_are_deleted_like_others() {
     let (before, lives, limited) = (used_keys().await, Lives::new().await, limited());
     let spaces = before.store.spaces().await.unwrap();
     let gates = spaces.iter().find(|space| space.name() == "workflow.gates").unwrap();

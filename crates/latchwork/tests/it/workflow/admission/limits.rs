@@ -1,4 +1,4 @@
-//! Limits that reject: the start takes a permit, and the end gives it back, whatever the end.
+//! Limits that reject: the start takes a permit, and the end returns it, whatever the end is.
 
 use std::time::Duration;
 
@@ -74,7 +74,7 @@ async fn a_limit_for_each_key_and_one_in_total() {
     assert_eq!((used(engine, None).await, used(engine, Some("b")).await), ((3, 0), (1, 0)));
 }
 
-/// Every end gives the permit back in its own commit; nothing else does.
+/// Every end returns the permit in its own commit; nothing else does.
 #[tokio::test]
 async fn a_permit_is_held_until_the_end_whatever_the_end() {
     let ends =
@@ -182,7 +182,7 @@ async fn children_and_forks_need_permits_too() {
     let (code, third) = test.run(handle.result()).await.unwrap();
     let (code, message) = code.unwrap();
     assert_eq!((&*code, &*third), ("latchwork.limit_reached", "third"));
-    assert!(message.contains("no more is admitted"), "{message}");
+    assert!(message.contains("the limit is reached"), "{message}");
     assert_eq!(used(test.engine(), None).await, (0, 0));
     let fork = test.engine().fork("first").id("f1").start().await.unwrap();
     let rejected = test.engine().fork("first").start().await;
@@ -218,7 +218,7 @@ async fn keys_that_are_not_in_use_are_cleared_away() {
     assert_eq!(test.complete(&import, 7).await.unwrap(), 7);
 }
 
-/// Only unused limits are cleared away: a held permit stays, though others of the same limit were given back.
+/// Only unused limits are deleted: a held permit stays, though others of the same limit were returned.
 #[tokio::test]
 async fn a_limit_that_is_in_use_is_not_cleared_away() {
     let import = held(import().concurrency(2));

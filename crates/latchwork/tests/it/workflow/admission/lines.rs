@@ -121,7 +121,7 @@ async fn a_queue_may_have_a_depth() {
     test.engine().start(&import, "d".into()).await.unwrap();
 }
 
-/// A high priority overtakes; but a low priority that has waited long enough comes first.
+/// A high priority overtakes. But a start of low priority that has waited long enough goes first.
 #[tokio::test]
 async fn priorities_age() {
     let queue = Queue::new().priority(Duration::from_secs(10), |input: &(i32, String)| input.0);
@@ -285,7 +285,7 @@ async fn the_commit_of_an_end_admits_the_next_in_the_queue() {
     assert!(generation().await - before <= 41, "{} commits", generation().await - before);
 }
 
-/// A start of higher priority comes after others were served already: it stands before all waiting starts.
+/// A start of higher priority comes after others were already served: it goes before all waiting starts.
 #[tokio::test]
 async fn a_start_that_ranks_before_all_served_ones_is_the_next() {
     let priority = |input: &String| if input.starts_with("urgent") { 10 } else { 0 };

@@ -8,7 +8,7 @@ use latchwork::workflow::{Ctx, WorkflowError, workflow};
 
 const KEYS: u32 = 10_000;
 
-/// How long a limit is unused before it is cleared away, and some more.
+/// A little longer than an unused limit stays before it is deleted.
 const CLEARED: Duration = Duration::from_secs(60);
 
 /// The number of records of limits.

@@ -1,4 +1,4 @@
-//! Queues at the moments that matter: limits of several kinds at once, and races of ends, time limits and admissions.
+//! Queues at critical moments: limits of several kinds at once, and races of ends, time limits and admissions.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::lock::turnstile::Stage;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Takes so many seconds, and returns when it began and ended, in seconds from a given time.
+/// Takes the given number of seconds. Returns when it began and ended, in seconds from a given time.
 fn timed(limit: u32, rate: RateLimit) -> Workflow<u64, (u64, u64)> {
     let both = workflow("import").concurrency(limit).when_full(Queue::new()).rate_limit(rate.delay());
     both.run(async |ctx: Ctx, seconds: u64| {
@@ -21,10 +21,10 @@ fn timed(limit: u32, rate: RateLimit) -> Workflow<u64, (u64, u64)> {
     })
 }
 
-/// The start takes the token, and the permit comes when there is one: the execution begins when it has both.
+/// The start takes the token at once, and the permit when one is free. The execution begins when it has both.
 #[tokio::test]
 async fn a_start_that_is_delayed_and_queued_begins_when_both_limits_allow_it() {
-    // How many run at once, how long each takes, and when they begin at one in ten seconds.
+    // How many run at once, how long each takes, and when they begin if there is one token each ten seconds.
     for (limit, takes, begins) in [
         (1, 2, [0, 10, 20, 30, 40]),
         (1, 15, [0, 15, 30, 45, 60]),
@@ -52,7 +52,7 @@ async fn a_start_that_is_delayed_and_queued_begins_when_both_limits_allow_it() {
     }
 }
 
-/// An execution that holds its permit and waits for its time gives the permit back when it is cancelled.
+/// An execution that holds its permit and waits for its time returns the permit when it is cancelled.
 #[tokio::test]
 async fn a_delayed_execution_that_is_cancelled_admits_the_next_in_the_queue() {
     let timed = timed(1, RateLimit::new(1, 10 * SECOND));
@@ -157,7 +157,7 @@ async fn the_time_limit_of_a_queue_ends_while_its_first_start_is_admitted() {
     assert_eq!(seen.len(), 2, "it was admitted, and it timed out");
 }
 
-/// The race: the commit that cancels a queued execution is in flight when the execution is admitted. That commit is
+/// The race: the commit that cancels a queued execution is on its way when the execution is admitted. That commit is
 /// refused, and the execution is cancelled like a running one.
 #[tokio::test]
 async fn an_execution_that_is_admitted_meanwhile_does_not_leave_the_queue() {

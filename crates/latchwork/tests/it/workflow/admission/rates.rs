@@ -1,4 +1,4 @@
-//! Rate limits: a bucket of tokens, by the time of the commit that starts the execution.
+//! Rate limits: a bucket of tokens, at the time of the commit that starts the execution.
 
 use std::time::Duration;
 

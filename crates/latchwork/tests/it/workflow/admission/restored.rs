@@ -96,7 +96,7 @@ async fn limits_are_exact_after_a_restore_and_the_queue_continues() {
     }
 }
 
-/// The record of an end that the gate has not counted yet stands beside the gate.
+/// The gate has not counted an end yet, so the note of the end is still beside the gate.
 #[tokio::test]
 async fn a_permit_that_was_given_back_before_the_snapshot_is_free_after_the_restore() {
     let (lives, directory) = (Lives::new().await, tempfile::tempdir().unwrap());

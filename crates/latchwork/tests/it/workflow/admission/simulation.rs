@@ -31,12 +31,12 @@ struct Job {
     how: u64,
 }
 
-/// What was seen outside of the store.
+/// What callers saw.
 #[derive(Default)]
 struct Seen {
-    /// The batches that callers were given, with their inputs.
+    /// The batches that callers got, with their inputs.
     items: BTreeMap<(ExecutionId, u32), u64>,
-    /// The executions that gathered starts have become.
+    /// The executions that gathered starts became.
     gathered: BTreeSet<ExecutionId>,
     complaints: Vec<String>,
     scenes: BTreeMap<&'static str, u32>,
@@ -141,7 +141,7 @@ impl Play {
                 }),
                 _ => {
                     let n = number * 100 + turn;
-                    // An earlier process may have started it, with the answer lost.
+                    // An earlier process may have started it, and the answer was lost.
                     engine.start(&self.batched, n).idempotency_key(&*id).await.map(|handle| {
                         let place = (handle.id().clone(), handle.item().unwrap_or(u32::MAX));
                         let taken = self.seen.lock().items.insert(place.clone(), n);

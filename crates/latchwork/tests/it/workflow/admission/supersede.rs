@@ -37,7 +37,7 @@ async fn a_start_cancels_the_running_execution_and_follows_it() {
     settle().await;
     let second = engine.start(&report, 2).id("r").supersede(Supersede::Cancel).await.unwrap();
     assert_eq!(used(engine, None).await, (1, 0), "the permit passes to the second");
-    // The first execution cleans up, and its callers are told.
+    // The first execution cleans up, and its callers get the error.
     let began = test.env().now();
     let ended = test.run(first.result()).await;
     assert!(
@@ -88,7 +88,7 @@ async fn a_start_terminates_the_execution_that_runs_waits_or_is_parked() {
     assert_eq!(test.run(unparked.result()).await.unwrap(), 2);
 }
 
-/// The last start wins, and the callers of all others are told.
+/// The last start wins, and the callers of all others get the error.
 #[tokio::test]
 async fn a_start_replaces_an_earlier_start_that_waits_to_supersede() {
     let report = report(workflow("import"));

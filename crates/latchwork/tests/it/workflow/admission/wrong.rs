@@ -24,8 +24,8 @@ async fn impossible_limits_are_refused_at_the_registration() {
         (plain(of().concurrency(0)), "a concurrency of 0"),
         (plain(of().concurrency_by(0, |text: &String| text.clone())), "a concurrency of 0"),
         (plain(of().concurrency(5).concurrency_by(0, |text: &String| text.clone())), "a concurrency of 0"),
-        (plain(of().when_full(Queue::new())), "a line needs a limit"),
-        (plain(of().concurrency(1).when_full(Queue::new().depth(0))), "a line of depth 0"),
+        (plain(of().when_full(Queue::new())), "a queue needs a limit"),
+        (plain(of().concurrency(1).when_full(Queue::new().depth(0))), "a queue of depth 0"),
         (plain(of().concurrency(1).when_full(Queue::new().timeout(Duration::ZERO))), "a time limit of zero"),
         (
             plain(of().concurrency(1).when_full(Queue::new().priority(Duration::ZERO, |_: &String| 1))),
@@ -37,7 +37,7 @@ async fn impossible_limits_are_refused_at_the_registration() {
         (plain(of().debounce(Debounce::new(SECOND * 2).max_wait(SECOND))), "longer than its `max_wait`"),
         (batch(0, SECOND), "a batch of 0"),
         (batch(10_001, SECOND), "at most 10,000"),
-        (batch(10, Duration::ZERO), "waits for no time"),
+        (batch(10, Duration::ZERO), "a `max_wait` of zero"),
     ];
     let store = Store::memory().await.unwrap();
     for (workflow, told) in cases {

@@ -1,4 +1,4 @@
-//! Occurrences as they come: overlap policies, catch-up, jitter, jumps of the clock, engines that were away.
+//! Occurrences at their times: overlap policies, catch-up, jitter, jumps of the clock, and times without an engine.
 
 use std::time::Duration;
 
@@ -142,8 +142,8 @@ async fn jitter_puts_occurrences_off_and_keeps_their_names() {
     assert!(runs.iter().all(|run| run.time_us % 60_000_000 == 0));
 }
 
-/// The keeper sleeps by a clock that is never set. It notices within a second that the time of day was set forward,
-/// however far.
+/// The keeper sleeps by a clock that is never set. It notices within a second that the time of day was set forward, by
+/// any amount.
 #[tokio::test]
 async fn when_the_clock_is_set_forward_an_occurrence_is_at_most_a_second_late() {
     for jump in [86_400 * 20 + 1, 3600, 59] {

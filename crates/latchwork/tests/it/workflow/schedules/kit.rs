@@ -13,12 +13,12 @@ pub(super) const BEGIN: u64 = 1_767_225_600;
 
 pub(super) const SECOND: Duration = Duration::from_secs(1);
 
-/// So many seconds after the beginning.
+/// This many seconds after the beginning.
 pub(super) fn at(seconds: u64) -> Timestamp {
     Timestamp((BEGIN + seconds) * 1_000_000)
 }
 
-/// Takes so many seconds.
+/// Takes as many seconds as its input says.
 pub(super) fn report() -> Workflow<u64, u64> {
     workflow("report").keep(Duration::from_secs(10 * 365 * 86_400)).run(async |ctx: Ctx, seconds: u64| {
         ctx.sleep(Duration::from_secs(seconds)).await?;
@@ -37,7 +37,7 @@ impl Kit {
         Kit { test: TestEngine::new(&report, 1).await.unwrap(), report }
     }
 
-    /// A schedule of every minute, whose executions take so many seconds.
+    /// A schedule of every minute, whose executions take `takes` seconds.
     pub(super) fn minutely(&self, takes: u64) -> Schedule {
         Schedule::every("s", 60 * SECOND).workflow(&self.report, takes)
     }
@@ -46,7 +46,7 @@ impl Kit {
         self.test.engine().schedules().put(schedule).await.unwrap();
     }
 
-    /// Lets time pass until so many seconds after the beginning, and a moment more.
+    /// Lets time pass until this many seconds after the beginning, and a moment more.
     pub(super) async fn until(&self, seconds: u64) {
         let now = self.test.env().now();
         let left = Duration::from_micros(at(seconds).0 - now.0) + Duration::from_millis(500);
@@ -55,14 +55,14 @@ impl Kit {
         self.settle().await;
     }
 
-    /// Lets everything happen that needs no time.
+    /// Runs everything that needs no time.
     pub(super) async fn settle(&self) {
         for _ in 0..2000 {
             tokio::task::yield_now().await;
         }
     }
 
-    /// What became of occurrences, the oldest first: the second of each after the beginning, and a word.
+    /// The outcomes of occurrences, the oldest first: the second of each after the beginning, and a word.
     pub(super) async fn runs(&self) -> Vec<(u64, &'static str)> {
         let runs = self.test.engine().schedules().runs("s", 1000).await.unwrap();
         runs.iter().rev().map(|run| (run.time_us / 1_000_000 - BEGIN, word(run))).collect()

@@ -1,5 +1,5 @@
-//! Schedules: the times they mean, overlaps and catch-up, what operators do, and that every occurrence starts one
-//! execution through crashes and jumps of the clock.
+//! Schedules: their times, overlaps and catch-up, what operators do, and that every occurrence starts one execution
+//! through crashes and jumps of the clock.
 
 mod crash;
 mod fires;

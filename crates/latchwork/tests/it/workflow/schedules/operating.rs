@@ -198,7 +198,7 @@ async fn a_deleted_schedule_starts_nothing_more_and_leaves_its_executions() {
     assert!(is_missing(schedules.backfill("s", at(0), at(1)).await));
     kit.until(400).await;
     assert_eq!(kit.executions().await.len(), 1, "what waited is gone");
-    // A new schedule of the same name begins anew.
+    // A new schedule of the same name starts again from zero.
     kit.put(kit.minutely(0)).await;
     assert!(kit.runs().await.is_empty());
     kit.until(420).await;
@@ -223,7 +223,7 @@ async fn schedules_are_listed_by_their_names_with_and_without_an_engine() {
     assert!(is_missing(none.runs("a", 1).await));
 }
 
-/// The command line works in this way: an idle engine writes down what is to be done.
+/// The command line works in this way: an idle engine records the request.
 #[tokio::test]
 async fn an_idle_engine_leaves_the_firing_to_the_next() {
     let (env, clock) = Env::seeded(1);

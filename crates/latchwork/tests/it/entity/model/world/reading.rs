@@ -177,7 +177,7 @@ impl World {
     }
 
     /// The entity at the cursor may have changed or been removed: the results still continue after its position.
-    pub(super) async fn go_on(&mut self, view: Option<u8>, begun: u8) -> Compared {
+    pub(super) async fn next_page(&mut self, view: Option<u8>, begun: u8) -> Compared {
         if self.begun.is_empty() {
             return Ok(());
         }
