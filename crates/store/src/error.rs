@@ -109,7 +109,7 @@ pub enum StoreError {
     Told { kind: ErrorKind, message: Arc<str> },
     /// A database server could not be reached, or refused a statement.
     #[error("cannot {action} the database: {cause}")]
-    Server { action: &'static str, cause: Arc<str>, is_passing: bool },
+    Server { action: &'static str, cause: Arc<str>, is_invalid: bool },
     /// The operating system returned an error.
     #[error("cannot {action} {}: {cause}", path.display())]
     Io { action: &'static str, path: PathBuf, cause: Arc<std::io::Error> },
@@ -191,10 +191,10 @@ impl StoreError {
             | NotAStore { .. }
             | NotEmpty { .. }
             | ForeignSnapshot
-            | Server { is_passing: false, .. } => ErrorKind::Invalid,
+            | Server { is_invalid: true, .. } => ErrorKind::Invalid,
             UnknownSpace { .. } | HistoryDropped { .. } | TimeDropped { .. } => ErrorKind::NotFound,
             Locked { .. } | ViewsOpen { .. } => ErrorKind::Conflict,
-            Closed | Stopped { .. } | Uncertain { .. } | Io { .. } | Server { is_passing: true, .. } => {
+            Closed | Stopped { .. } | Uncertain { .. } | Io { .. } | Server { is_invalid: false, .. } => {
                 ErrorKind::Unavailable
             }
             Corrupt { .. } => ErrorKind::Corrupt,

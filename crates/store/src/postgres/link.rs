@@ -69,23 +69,31 @@ pub(super) fn failed(action: &'static str, error: &tokio_postgres::Error) -> Sto
             format!("{error}{reason}").into()
         }
     };
-    StoreError::Server { action, cause, is_passing: is_passing(error) }
+    StoreError::Server { action, cause, is_invalid: is_invalid(error) }
 }
 
-/// Whether the same statement may succeed later: the server could not be reached, is starting or stopping, has no free
-/// connection or gave up on time. Missing rights and the like stay.
+/// Whether the request itself was wrong: data that the database does not take. Everything else is a condition of the
+/// server, which may pass.
+fn is_invalid(error: &tokio_postgres::Error) -> bool {
+    error.code().is_some_and(|code| matches!(&code.code()[..2], "22" | "23"))
+}
+
+/// Whether the same statement may succeed soon: the server could not be reached, is starting or stopping, has no free
+/// connection or gave up on time. Missing rights, a read-only server and the like stay until something is done.
 pub(super) fn is_passing(error: &tokio_postgres::Error) -> bool {
     let Some(code) = error.code() else { return true };
     let class = &code.code()[..2];
     // Connection exceptions, rolled back transactions, no resources, operator intervention.
-    matches!(class, "08" | "40" | "53" | "57") || *code == SqlState::LOCK_NOT_AVAILABLE
+    matches!(class, "08" | "40" | "53" | "57" | "58") || *code == SqlState::LOCK_NOT_AVAILABLE
 }
 
 /// Whether the server has said that it did not do what it was asked, and goes on serving the connection: the transaction
 /// was rolled back. After any other error it may have been committed.
 pub(super) fn is_refusal(error: &tokio_postgres::Error) -> bool {
     let severity = error.as_db_error().and_then(|answer| answer.parsed_severity());
-    severity == Some(Severity::Error)
+    // A pooler may report a lost connection as an error like any other.
+    let is_lost = error.code().is_some_and(|code| matches!(&code.code()[..2], "08" | "57"));
+    severity == Some(Severity::Error) && !is_lost
 }
 
 fn address(sql: &Sql) -> usize {

@@ -126,6 +126,10 @@ impl PostgresOptions {
             return Err(invalid(format!("a lease of {:?}; it is at least a second", self.lease)));
         }
         let (env, limits) = (self.env.clone(), self.limits);
+        let mut config = config;
+        // A standby has an older present; a silent network must not hold callers.
+        config.target_session_attrs(tokio_postgres::config::TargetSessionAttrs::ReadWrite);
+        config.connect_timeout(self.patience.max(Duration::from_secs(1))).tcp_user_timeout(self.lease);
         let backend = PostgresBackend::connect(self, config).await?;
         Store::with_backend(Arc::new(backend), env, limits, Arc::new(RealDisk)).await
     }
@@ -151,6 +155,8 @@ struct Shared {
     /// How often the row of this process is renewed at least.
     pace: Duration,
     is_pooled: bool,
+    /// Held while the row of this process is written.
+    renewing: tokio::sync::Mutex<()>,
     readers: Vec<tokio::sync::Mutex<Option<Arc<Link>>>>,
     turn: AtomicUsize,
     /// The newest generation that this process knows of.
@@ -207,6 +213,19 @@ impl Shared {
         }
     }
 
+    /// Waits for the server no longer than a commit may wait.
+    async fn in_time<T>(&self, work: impl Future<Output = T>) -> Result<T> {
+        let limit = self.patience.max(Duration::from_secs(1));
+        tokio::select! {
+            biased;
+            done = work => Ok(done),
+            () = self.env.sleep(limit) => {
+                let cause = format!("no answer in {limit:?}").into();
+                Err(StoreError::Server { action: "reach", cause, is_invalid: false })
+            }
+        }
+    }
+
     fn is_closed(&self) -> bool {
         self.closed.load(Ordering::SeqCst)
     }
@@ -255,7 +274,11 @@ impl Shared {
             }
             tokio::select! {
                 _ = latest.changed() => {}
-                () = self.env.sleep(poll) => drop(self.head().await?),
+                () = self.env.sleep(poll) => match self.head().await {
+                    Err(error) if !error.is_passing() => return Err(error),
+                    // A server that cannot be reached is asked again.
+                    _ => {}
+                },
             }
         }
     }
@@ -308,6 +331,7 @@ async fn listen(shared: Weak<Shared>) {
 struct PostgresBackend {
     shared: Arc<Shared>,
     jobs: Mutex<Option<mpsc::UnboundedSender<Job>>>,
+    writer: tokio::sync::Mutex<Option<tokio::task::JoinHandle<()>>>,
     tasks: Vec<tokio::task::AbortHandle>,
 }
 
@@ -327,6 +351,7 @@ impl PostgresBackend {
             patience: options.patience,
             pace: (options.lease / 4).min(Duration::from_secs(10)),
             is_pooled: options.is_pooled,
+            renewing: tokio::sync::Mutex::default(),
             readers: (0..options.connections).map(|_| tokio::sync::Mutex::default()).collect(),
             turn: AtomicUsize::new(0),
             latest: watch::Sender::new(Generation(0)),
@@ -340,14 +365,14 @@ impl PostgresBackend {
         let floors = shared.reader().await?.query(&shared.sql.floors, &[]).await;
         shared.learn_floors(&floors.map_err(|error| failed("read from", &error))?);
         let (jobs, waiting) = mpsc::unbounded_channel();
-        let writer = Writer::new(shared.clone(), waiting, shared.open().await?);
+        let writer = Writer::new(shared.clone(), waiting, shared.open().await?).await?;
         let mut tasks = vec![tokio::spawn(keep(Arc::downgrade(&shared))).abort_handle()];
         if !shared.is_pooled {
             tasks.push(tokio::spawn(listen(Arc::downgrade(&shared))).abort_handle());
         }
         // It ends by itself, when all that was given to it is answered.
-        tokio::spawn(writer.work());
-        Ok(PostgresBackend { shared, jobs: Mutex::new(Some(jobs)), tasks })
+        let writer = tokio::sync::Mutex::new(Some(tokio::spawn(writer.work())));
+        Ok(PostgresBackend { shared, jobs: Mutex::new(Some(jobs)), writer, tasks })
     }
 }
 
@@ -489,10 +514,15 @@ impl Backend for PostgresBackend {
 
     fn close(&self) -> Answer<'_, ()> {
         Box::pin(async {
-            let jobs = self.jobs.lock().take();
-            if jobs.is_none() {
+            if self.jobs.lock().take().is_none() {
                 return Err(StoreError::Closed);
             }
+            // Commits that wait are answered first.
+            if let Some(writer) = self.writer.lock().await.take() {
+                let _ = writer.await;
+            }
+            self.tasks.iter().for_each(tokio::task::AbortHandle::abort);
+            let _turn = self.shared.renewing.lock().await;
             let unpinned = match self.shared.reader().await {
                 Ok(link) => link.query(&self.shared.sql.unpin, &[&self.shared.process]).await.map(drop),
                 Err(_) => Ok(()),

@@ -17,6 +17,7 @@ use crate::{Change, Committed, Generation, Key, Range, Result, Rev, SpaceId, Sto
 
 /// How many records are asked for at once.
 const PAGE: usize = 1000;
+const FIRST_PAGE: usize = 32;
 
 pub(super) fn version_of(row: &Row) -> Result<(Key, Version)> {
     let version = Version {
@@ -66,9 +67,11 @@ impl Shared {
             Order::Ascending => &self.sql.scan_up,
             Order::Descending => &self.sql.scan_down,
         };
-        let mut found = Vec::new();
+        let mut found: Vec<(Key, Version)> = Vec::new();
+        // Values may be large: a caller that asks for few bytes is not read a thousand of them.
+        let (mut size, mut bytes) = (if scan.bytes == usize::MAX { PAGE } else { FIRST_PAGE }, 0_usize);
         while room.is_left() && !range.is_empty() {
-            let page = PAGE.min(scan.limit.saturating_sub(found.len()));
+            let page = size.min(scan.limit.saturating_sub(found.len()));
             let limit = page as i64;
             let rows = self
                 .read(range.space(), at, sql, &[&range.start(), &range.end(), &asked, &limit, &scan.with_deleted])
@@ -80,8 +83,10 @@ impl Shared {
                 }
                 let (key, version) = version_of(row)?;
                 room.take(&key, &version);
+                bytes += version.value.as_ref().map_or(0, Bytes::len) + 64;
                 found.push((key, version));
             }
+            size = (scan.bytes.saturating_sub(bytes) / (bytes / found.len().max(1)).max(1)).clamp(1, PAGE);
             let Some((last, _)) = found.last().filter(|_| !is_last) else { break };
             range = match scan.order {
                 Order::Ascending => range.after(last),

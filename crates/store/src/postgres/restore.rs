@@ -9,11 +9,13 @@ use crate::evaluate::{restored, restored_receipt};
 use crate::postgres::Shared;
 use crate::postgres::link::{Link, failed};
 use crate::postgres::read::{signed, version_of};
+use crate::postgres::writer::BEGIN;
 use crate::space::{RECEIPTS, SPACES};
 use crate::{Generation, Key, Result, SpaceId, StoreError, Timestamp, Version};
 
 /// How many records are read and written at once.
 const PAGE: i64 = 1000;
+const PAGE_BYTES: usize = 8 << 20;
 
 type Records = Peekable<Box<dyn Iterator<Item = Result<(Key, Version)>> + Send>>;
 
@@ -38,16 +40,12 @@ impl Shared {
 
     async fn replace_on(&self, link: &Link, contents: Contents) -> Result<Generation> {
         let error = |error: tokio_postgres::Error| failed("write to", &error);
-        link.run("BEGIN").await.map_err(error)?;
+        link.run(BEGIN).await.map_err(error)?;
+        link.query(&self.sql.lock_store, &[]).await.map_err(error)?;
         let head = link.query(&self.sql.lock_head, &[]).await.map_err(error)?;
         let head = head.first().ok_or_else(|| StoreError::corrupt("table head", "it has no row"))?;
         let (latest, time) = (Generation(head.get::<_, i64>(0) as u64), Timestamp(head.get::<_, i64>(1) as u64));
-        let elsewhere = link.query(&self.sql.views_elsewhere, &[&self.process]).await.map_err(error)?;
-        let elsewhere = elsewhere.first().map_or(0, |row| row.get::<_, i64>(0)) as usize;
-        match self.views() + elsewhere {
-            0 => {}
-            views => return Err(StoreError::ViewsOpen { views }),
-        }
+        self.check_unpinned(link).await?;
         let generation = latest.max(contents.generation).next();
         let time = self.env.now().max(time).max(contents.time);
         let is_foreign = contents.identity != self.identity && latest > Generation(0);
@@ -67,8 +65,15 @@ impl Shared {
             }
             let is_last = current.len() < PAGE as usize;
             let end = current.last().map(|(key, _)| key.clone()).filter(|_| !is_last);
-            let page = self.merge(current, &mut records, end.as_ref(), (generation, time), &mut spaces)?;
-            self.write_page(link, &page).await?;
+            let mut current = current.into_iter().peekable();
+            loop {
+                let merged = self.merge(&mut current, &mut records, end.as_ref(), (generation, time), &mut spaces);
+                let (page, is_done) = merged?;
+                self.write_page(link, &page).await?;
+                if is_done {
+                    break;
+                }
+            }
             match end {
                 Some(end) => from = [end.encoded(), &[0]].concat(),
                 None => break,
@@ -82,22 +87,40 @@ impl Shared {
         let (at, when) = (signed(generation), time.0 as i64);
         link.query(&self.sql.advance, &[&at, &when, &at]).await.map_err(error)?;
         link.query(&self.sql.notify, &[&self.sql.channel, &at.to_string()]).await.map_err(error)?;
-        link.run("COMMIT").await.map_err(error)?;
+        // A view may have been opened meanwhile.
+        self.check_unpinned(link).await?;
+        let cause = |error: tokio_postgres::Error| StoreError::Uncertain { cause: error.to_string().into() };
+        link.run("COMMIT").await.map_err(cause)?;
         self.learn_floors(&raised);
         Ok(generation)
     }
 
-    /// Compares what is stored with what the snapshot holds, up to a key.
+    /// Refuses while views are open, here or, by what they last said, in other processes.
+    async fn check_unpinned(&self, link: &Link) -> Result<()> {
+        let elsewhere = link.query(&self.sql.views_elsewhere, &[&self.process]).await;
+        let elsewhere = elsewhere.map_err(|error| failed("read from", &error))?;
+        let elsewhere = elsewhere.first().map_or(0, |row| row.get::<_, i64>(0)) as usize;
+        match self.views() + elsewhere {
+            0 => Ok(()),
+            views => Err(StoreError::ViewsOpen { views }),
+        }
+    }
+
+    /// Compares what is stored with what the snapshot holds, up to a key or until a page is full. Gives whether it came
+    /// to that key.
     fn merge(
         &self,
-        current: Vec<(Key, Version)>,
+        current: &mut Peekable<std::vec::IntoIter<(Key, Version)>>,
         records: &mut Records,
         end: Option<&Key>,
         at: (Generation, Timestamp),
         spaces: &mut BTreeSet<SpaceId>,
-    ) -> Result<Page> {
-        let (mut page, mut current) = (Page::default(), current.into_iter().peekable());
+    ) -> Result<(Page, bool)> {
+        let (mut page, mut bytes) = (Page::default(), 0);
         loop {
+            if page.put.len() >= PAGE as usize || bytes >= PAGE_BYTES {
+                return Ok((page, false));
+            }
             let is_due = |next: &Result<(Key, Version)>| match (next, end) {
                 (Ok((key, _)), Some(end)) => key <= end,
                 _ => true,
@@ -108,7 +131,7 @@ impl Shared {
                 Some(Err(error)) => return Err(error.clone()),
                 None => None,
             };
-            let Some(key) = stored.iter().chain(&wanted).min().cloned() else { return Ok(page) };
+            let Some(key) = stored.iter().chain(&wanted).min().cloned() else { return Ok((page, true)) };
             let old = current.next_if(|(stored, _)| *stored == key).map(|(_, version)| version);
             let new = match records.next_if(|next| next.as_ref().is_ok_and(|(wanted, _)| *wanted == key)) {
                 Some(record) => Some(record?.1),
@@ -122,6 +145,7 @@ impl Shared {
                         page.receipts.push((key.clone(), version.clone()));
                     }
                     if old.as_ref() != Some(&version) {
+                        bytes += version.value.as_ref().map_or(0, bytes::Bytes::len);
                         page.put.push((key, version));
                     }
                 }

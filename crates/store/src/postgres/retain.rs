@@ -5,13 +5,15 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures_util::future::try_join;
 use parking_lot::Mutex;
 use tokio_postgres::Row;
 
 use crate::backend::{Pin, Rules, generation_at};
 use crate::postgres::Shared;
-use crate::postgres::link::{Link, failed};
+use crate::postgres::link::{Link, Param, failed};
 use crate::postgres::read::{keys_of, signed, version_of};
+use crate::postgres::writer::BEGIN;
 use crate::space::{SPACES, SpaceRecord};
 use crate::{Generation, History, Key, Range, Result, SpaceId, StoreError, Timestamp};
 
@@ -72,30 +74,34 @@ impl Shared {
     pub(super) async fn pin(&self, at: Option<Generation>) -> Result<Pin> {
         let Some(at) = at else { return self.pin_present().await };
         let pin = LocalPin::new(&self.pins, at);
+        let (latest, declared) = self.head().await?;
         let is_pinned = self.pins.lock().stored.is_some_and(|stored| stored <= at);
-        let (_, declared) = self.head().await?;
-        if !is_pinned {
-            let (process, asked, link) = (self.process, signed(at), self.reader().await?);
-            link.query(&self.sql.pin_old, &[&process, &asked]).await.map_err(|error| failed("write to", &error))?;
-            let mut pins = self.pins.lock();
-            pins.stored = pins.stored.map(|stored| stored.min(at));
+        // The row of this process is written while no other process raises floors.
+        if !is_pinned && at <= latest {
+            self.renew().await?;
         }
         Ok(Pin::leased(at, declared, pin))
     }
 
     /// Writes the row of this process: what it pins, and that it lives.
     pub(super) async fn renew(&self) -> Result<()> {
+        // One at a time: an older row must not be written over a newer one.
+        let _turn = self.renewing.lock().await;
+        let link = Link::open(&self.config, &[]).await?;
+        // Floors are raised under the same lock, by any process.
+        let begun = try_join(link.run(BEGIN), link.query(&self.sql.share_store, &[])).await;
+        begun.map_err(|error| failed("write to", &error))?;
         let (oldest, views) = {
-            let seen = self.seen();
-            let mut pins = self.pins.lock();
-            let oldest = pins.local.keys().next().copied().unwrap_or(seen);
-            // A pin that comes before the statement has run is not below this.
-            pins.stored = Some(oldest);
-            (signed(oldest), pins.local.values().sum::<usize>() as i64)
+            let (seen, pins) = (self.seen(), self.pins.lock());
+            let oldest = pins.local.keys().next().copied().unwrap_or(seen).min(seen);
+            (oldest, pins.local.values().sum::<usize>() as i64)
         };
-        let (process, lease, link) = (self.process, self.lease.as_secs_f64(), self.reader().await?);
-        let written = link.query(&self.sql.renew, &[&process, &oldest, &views, &lease]).await;
-        written.map(drop).map_err(|error| failed("write to", &error))
+        let (process, lease, signed) = (self.process, self.lease.as_secs_f64(), signed(oldest));
+        let row: [Param<'_>; 4] = [&process, &signed, &views, &lease];
+        let written = try_join(link.query(&self.sql.renew, &row), link.run("COMMIT")).await;
+        written.map_err(|error| failed("write to", &error))?;
+        self.pins.lock().stored = Some(oldest);
+        Ok(())
     }
 
     pub(super) fn views(&self) -> usize {
@@ -136,7 +142,7 @@ impl Shared {
     /// is left.
     pub(super) async fn maintain(&self) -> Result<bool> {
         self.renew().await?;
-        let link = self.open().await?;
+        let link = Link::open(&self.config, &[]).await?;
         let worked = self.raise_and_drop(&link).await;
         if worked.is_err() {
             let _ = link.run("ROLLBACK").await;
@@ -146,7 +152,8 @@ impl Shared {
 
     async fn raise_and_drop(&self, link: &Link) -> Result<bool> {
         let error = |error: tokio_postgres::Error| failed("write to", &error);
-        link.run("BEGIN").await.map_err(error)?;
+        link.run(BEGIN).await.map_err(error)?;
+        link.query(&self.sql.lock_store, &[]).await.map_err(error)?;
         link.query(&self.sql.expire, &[]).await.map_err(error)?;
         let rows = link.query(&self.sql.oldest, &[]).await.map_err(error)?;
         let row = rows.first().ok_or_else(|| StoreError::corrupt("table head", "it has no row"))?;
@@ -157,9 +164,12 @@ impl Shared {
         let bound = |floor: Generation| pinned.map_or(floor, |pinned| floor.min(pinned));
         let spaces: Vec<i64> = wanted.iter().map(|(space, _)| i64::from(space.0)).collect();
         let floors: Vec<i64> = wanted.iter().map(|(_, floor)| signed(bound(*floor))).collect();
-        let raised = link.query(&self.sql.raise, &[&spaces, &floors]).await.map_err(error)?;
+        link.query(&self.sql.raise, &[&spaces, &floors]).await.map_err(error)?;
         link.query(&self.sql.forget_writers, &[]).await.map_err(error)?;
+        // Also those of spaces that keep everything by now.
+        let raised = link.query(&self.sql.floors, &[]).await.map_err(error)?;
         link.run("COMMIT").await.map_err(error)?;
+        self.saw(latest);
         self.learn_floors(&raised);
         let mut left = SLICE;
         for row in &raised {
@@ -188,13 +198,20 @@ impl Shared {
         keys.dedup();
         let keys: Vec<&[u8]> = keys.iter().map(Key::encoded).collect();
         let dropped: Vec<i64> = rows.iter().map(|row| row.get(0)).collect();
-        link.run("BEGIN").await.map_err(error)?;
+        link.run(BEGIN).await.map_err(error)?;
         link.query(&self.sql.drop_past, &[&keys, &floor]).await.map_err(error)?;
-        if rules.forgets(false) || rules.forgets(true) {
+        let mut is_left = false;
+        if rules.forgets(false) {
             let also_live = rules.forgets(true);
-            link.query(&self.sql.forget, &[&keys, &floor, &also_live]).await.map_err(error)?;
+            let asked: [Param<'_>; 3] = [&keys, &floor, &also_live];
+            link.query(&self.sql.forget, &asked).await.map_err(error)?;
+            let left = link.query(&self.sql.forgettable, &asked).await.map_err(error)?;
+            is_left = left.first().is_some_and(|row| row.get::<_, i64>(0) > 0);
         }
-        link.query(&self.sql.drop_touched, &[&number, &dropped]).await.map_err(error)?;
+        // A key that a writer has locked is looked for again by these rows.
+        if !is_left {
+            link.query(&self.sql.drop_touched, &[&number, &dropped]).await.map_err(error)?;
+        }
         link.run("COMMIT").await.map_err(error)?;
         Ok(rows.len() as i64)
     }
@@ -250,6 +267,8 @@ pub(super) async fn keep(shared: Weak<Shared>) {
     let mut cleaned = Generation(0);
     loop {
         let Some(store) = shared.upgrade().filter(|shared| !shared.is_closed()) else { return };
+        // Commits of others are not always notified.
+        let _ = store.head().await;
         let seen = store.seen();
         // An idle store only renews its lease.
         let worked = if seen > cleaned { store.maintain().await } else { store.renew().await.map(|()| false) };

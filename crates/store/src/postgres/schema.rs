@@ -31,6 +31,7 @@ pub(super) struct Statements {
     pub(super) group: Sql,
     pub(super) notify: Sql,
     pub(super) landed: Sql,
+    pub(super) new_id: Sql,
     pub(super) head: Sql,
     pub(super) get: Sql,
     pub(super) floor: Sql,
@@ -41,9 +42,11 @@ pub(super) struct Statements {
     pub(super) changed: Sql,
     pub(super) before: Sql,
     pub(super) renew: Sql,
-    pub(super) pin_old: Sql,
+    pub(super) share_store: Sql,
+    pub(super) forgettable: Sql,
     pub(super) unpin: Sql,
     pub(super) expire: Sql,
+    pub(super) lock_store: Sql,
     pub(super) oldest: Sql,
     pub(super) raise: Sql,
     pub(super) below: Sql,
@@ -183,6 +186,7 @@ impl Statements {
             ),
             notify: sql(&[Type::TEXT, Type::TEXT], "SELECT pg_notify($1, $2)"),
             landed: sql(&[Type::UUID], "SELECT number FROM {s}.writers WHERE writer = $1"),
+            new_id: sql(&[], "SELECT gen_random_uuid()"),
             head: sql(&[], "SELECT generation, declared FROM {s}.head"),
             get: sql(
                 KEY_AT,
@@ -234,17 +238,18 @@ impl Statements {
                  ON CONFLICT (process) DO UPDATE SET oldest = excluded.oldest, views = excluded.views,
                    renewed = excluded.renewed, lease = excluded.lease",
             ),
-            pin_old: sql(
-                &[Type::UUID, Type::INT8],
-                "WITH raising AS (SELECT 1 FROM {s}.store FOR SHARE)
-                 UPDATE {s}.pins SET oldest = least(oldest, $2) FROM raising WHERE process = $1",
+            share_store: sql(&[], "SELECT 1 FROM {s}.store FOR SHARE"),
+            forgettable: sql(
+                &[Type::BYTEA_ARRAY, Type::INT8, Type::BOOL],
+                "SELECT count(*) FROM {s}.current WHERE key = ANY($1) AND generation <= $2 AND ($3 OR value IS NULL)",
             ),
             unpin: sql(&[Type::UUID], "DELETE FROM {s}.pins WHERE process = $1"),
             expire: sql(&[], "DELETE FROM {s}.pins WHERE renewed + lease < clock_timestamp()"),
+            // A statement of its own: what follows sees everything that was committed before the lock was taken.
+            lock_store: sql(&[], "SELECT 1 FROM {s}.store FOR UPDATE"),
             oldest: sql(
                 &[],
-                "SELECT h.generation, h.time_us, (SELECT min(oldest) FROM {s}.pins)
-                 FROM {s}.head AS h, (SELECT 1 FROM {s}.store FOR UPDATE) AS raising",
+                "SELECT h.generation, h.time_us, (SELECT min(oldest) FROM {s}.pins) FROM {s}.head AS h",
             ),
             raise: sql(
                 &[Type::INT8_ARRAY, Type::INT8_ARRAY],

@@ -18,11 +18,12 @@ use tokio_postgres::Row;
 use crate::backend::{Decision, Facts, Head, Needs, evaluate};
 use crate::codec::put_string;
 use crate::postgres::Shared;
-use crate::postgres::link::{Link, Param, failed, is_refusal};
+use crate::postgres::link::{Link, Param, failed, is_passing, is_refusal};
 use crate::postgres::read::signed;
 use crate::space::{RECEIPTS, SPACES};
 use crate::{
-    Commit, Committed, Generation, Key, Outcome, Range, Result, Rev, SpaceId, StoreError, Timestamp, Uuid, Version,
+    Commit, Committed, ErrorKind, Generation, Key, Outcome, Range, Result, Rev, SpaceId, StoreError, Timestamp, Uuid,
+    Version,
 };
 
 /// How many commits share a transaction at the most, and how many bytes of them.
@@ -32,6 +33,12 @@ const MOST_BYTES: usize = 16 << 20;
 /// The pauses between attempts to reach the server.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LAST_PAUSE: Duration = Duration::from_secs(1);
+
+/// How a transaction begins. The defaults of the role do not count: conditions are decided after a lock, which needs READ
+/// COMMITTED, and an answer means that the commit is durable. A transaction whose process is gone without a word gives
+/// its locks back.
+pub(super) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+     SET LOCAL synchronous_commit = on; SET LOCAL idle_in_transaction_session_timeout = '10s'";
 
 /// A commit that waits, and its caller.
 pub(super) struct Job {
@@ -57,16 +64,20 @@ struct Decided {
 
 /// Why a transaction was not answered.
 enum Trouble {
-    /// It has not landed.
+    /// It has not landed, and the reason may pass.
     Failed(StoreError),
+    /// It has not landed, and would not if it was sent again.
+    Rejected(StoreError),
     /// It may have landed.
     Unknown(StoreError, Decided),
 }
 
 impl Writer {
-    pub(super) fn new(shared: Arc<Shared>, jobs: mpsc::UnboundedReceiver<Job>, link: Link) -> Writer {
-        let id = shared.env.uuid();
-        Writer { shared, jobs, link: Some(link), id, number: 0 }
+    /// The id comes from the server: it must differ from that of every other writer, whatever the environment is.
+    pub(super) async fn new(shared: Arc<Shared>, jobs: mpsc::UnboundedReceiver<Job>, link: Link) -> Result<Writer> {
+        let rows = link.query(&shared.sql.new_id, &[]).await.map_err(|error| failed("read from", &error))?;
+        let id = rows.first().map(|row| row.get(0)).ok_or_else(|| StoreError::corrupt("a new id", "there is none"))?;
+        Ok(Writer { shared, jobs, link: Some(link), id, number: 0 })
     }
 
     /// Works until the store is closed.
@@ -79,6 +90,7 @@ impl Writer {
             let mut bytes = 0;
             let fits = |job: &Job| {
                 bytes += job.commit.writes.iter().map(|write| write.key().encoded().len()).sum::<usize>();
+                bytes += job.commit.meta.len();
                 bytes += job.commit.writes.iter().filter_map(written).map(Bytes::len).sum::<usize>();
                 bytes <= MOST_BYTES
             };
@@ -90,6 +102,18 @@ impl Writer {
 
     /// Commits a group, however often the connection is lost, until it is answered or the patience is over.
     async fn commit(&mut self, group: &mut Vec<Job>) {
+        if let Err(error) = self.commit_together(group).await {
+            if group.len() == 1 || error.kind() != ErrorKind::Invalid {
+                return group.drain(..).for_each(|job| drop(job.answer.send(Err(error.clone()))));
+            }
+            // One of them is to blame.
+            for job in group.drain(..).collect::<Vec<_>>() {
+                Box::pin(self.commit(&mut vec![job])).await;
+            }
+        }
+    }
+
+    async fn commit_together(&mut self, group: &mut Vec<Job>) -> Result<()> {
         let (began, mut pause) = (self.shared.env.monotonic(), FIRST_PAUSE);
         let mut unknown: Option<Decided> = None;
         loop {
@@ -98,9 +122,13 @@ impl Writer {
                 Some(decided) => self.look_up(decided).await,
             };
             let error = match tried {
-                Ok(Some(decided)) => return self.answer(group, decided),
+                Ok(Some(decided)) => {
+                    self.answer(group, decided);
+                    return Ok(());
+                }
                 // It is known not to have landed: once more.
                 Ok(None) => continue,
+                Err(Trouble::Rejected(error)) => return Err(error),
                 Err(Trouble::Failed(error)) => error,
                 Err(Trouble::Unknown(error, decided)) => {
                     unknown = Some(decided);
@@ -108,12 +136,11 @@ impl Writer {
                 }
             };
             let is_over = self.shared.env.monotonic().saturating_sub(began) >= self.shared.patience;
-            if self.shared.is_closed() || is_over || !error.is_passing() && unknown.is_none() {
-                let error = match unknown {
+            if self.shared.is_closed() || is_over {
+                return Err(match unknown {
                     Some(_) => StoreError::Uncertain { cause: error.to_string().into() },
                     None => error,
-                };
-                return group.drain(..).for_each(|job| drop(job.answer.send(Err(error.clone()))));
+                });
             }
             self.shared.env.sleep(pause).await;
             pause = (pause * 2).min(LAST_PAUSE);
@@ -149,28 +176,42 @@ impl Writer {
         self.number += 1;
         let (shared, id, number) = (self.shared.clone(), self.id, self.number);
         let link = self.link().await?;
-        let facts = gather(&shared, link, group).await;
-        let (mut facts, time, declared) = match facts {
-            Ok(facts) => facts,
+        let (mut facts, time, declared) = match shared.in_time(gather(&shared, link, group)).await {
+            Ok(Ok(facts)) => facts,
+            Ok(Err(trouble)) => {
+                self.link = None;
+                return Err(trouble);
+            }
             Err(error) => {
-                let _ = link.run("ROLLBACK").await;
+                self.link = None;
                 return Err(Trouble::Failed(error));
             }
         };
         let decided = decide(&shared, group, &mut facts, time, declared);
         if decided.applied.is_empty() {
-            let ended = link.run("COMMIT").await;
-            return ended.map(|()| Some(decided)).map_err(|error| Trouble::Failed(failed("read from", &error)));
+            let ended = shared.in_time(link.run("COMMIT")).await;
+            let ended = ended.and_then(|ended| ended.map_err(|error| failed("read from", &error)));
+            return match ended {
+                Ok(()) => Ok(Some(decided)),
+                Err(error) => {
+                    self.link = None;
+                    Err(Trouble::Failed(error))
+                }
+            };
         }
-        match write(&shared, link, &decided, (id, number)).await {
-            Ok(()) => Ok(Some(decided)),
-            Err(error) if is_refusal(&error) => {
-                let _ = link.run("ROLLBACK").await;
-                Err(Trouble::Failed(failed("write to", &error)))
+        match shared.in_time(write(&shared, link, &decided, (id, number))).await {
+            Ok(Ok(())) => Ok(Some(decided)),
+            Ok(Err(error)) if is_refusal(&error) => {
+                self.link = None;
+                Err(trouble("write to", &error))
+            }
+            Ok(Err(error)) => {
+                self.link = None;
+                Err(Trouble::Unknown(failed("write to", &error), decided))
             }
             Err(error) => {
                 self.link = None;
-                Err(Trouble::Unknown(failed("write to", &error), decided))
+                Err(Trouble::Unknown(error, decided))
             }
         }
     }
@@ -181,25 +222,35 @@ impl Writer {
         let (shared, id, number) = (self.shared.clone(), self.id, self.number);
         let link = match self.link().await {
             Ok(link) => link,
-            Err(Trouble::Failed(error) | Trouble::Unknown(error, _)) => return Err(Trouble::Unknown(error, decided)),
+            Err(Trouble::Failed(error) | Trouble::Rejected(error) | Trouble::Unknown(error, _)) => {
+                return Err(Trouble::Unknown(error, decided));
+            }
         };
         let asked = async {
-            link.run("BEGIN").await?;
+            link.run(BEGIN).await?;
             link.query(&shared.sql.lock_head, &[]).await?;
             let rows = link.query(&shared.sql.landed, &[&id]).await?;
             link.run("COMMIT").await?;
             Ok(rows.first().map(|row| row.get::<_, i64>(0)))
         };
-        let asked: Result<Option<i64>, tokio_postgres::Error> = asked.await;
+        let asked = shared.in_time(asked).await;
+        let asked = asked
+            .and_then(|asked: Result<_, tokio_postgres::Error>| asked.map_err(|error| failed("read from", &error)));
         match asked {
             Ok(last) if last == Some(number) => Ok(Some(decided)),
             Ok(_) => Ok(None),
             Err(error) => {
                 self.link = None;
-                Err(Trouble::Unknown(failed("read from", &error), decided))
+                Err(Trouble::Unknown(error, decided))
             }
         }
     }
+}
+
+/// What an error of a transaction that has not landed means.
+fn trouble(action: &'static str, error: &tokio_postgres::Error) -> Trouble {
+    let trouble = if is_passing(error) { Trouble::Failed } else { Trouble::Rejected };
+    trouble(failed(action, error))
 }
 
 fn written(write: &crate::Write) -> Option<&Bytes> {
@@ -211,7 +262,7 @@ fn written(write: &crate::Write) -> Option<&Bytes> {
 
 /// Begins a transaction, locks the head, and reads all that the commits are decided on, in one round trip. Gives the
 /// facts, the time of the last commit, and the generation of the newest declaration.
-async fn gather(shared: &Shared, link: &Link, group: &[Job]) -> Result<(Facts, Timestamp, i64)> {
+async fn gather(shared: &Shared, link: &Link, group: &[Job]) -> Result<(Facts, Timestamp, i64), Trouble> {
     let needs: Vec<Needs<'_>> = group.iter().map(|job| Needs::of(&job.commit)).collect();
     let receipts: Vec<Key> = needs.iter().filter_map(Needs::receipt).collect();
     let mut keys: Vec<&[u8]> = needs.iter().flat_map(Needs::heads).chain(&receipts).map(Key::encoded).collect();
@@ -222,7 +273,7 @@ async fn gather(shared: &Shared, link: &Link, group: &[Job]) -> Result<(Facts, T
     let (from, to) = (of_receipts.start(), of_receipts.end());
     let begin = async {
         // In the order in which they are sent; the others see what is committed when the lock is taken.
-        let (_, head) = try_join(link.run("BEGIN"), link.query(&shared.sql.lock_head, &[])).await?;
+        let (_, head) = try_join(link.run(BEGIN), link.query(&shared.sql.lock_head, &[])).await?;
         Ok::<_, tokio_postgres::Error>(head)
     };
     let asked: [Param<'_>; 3] = [&keys, &from, &to];
@@ -237,11 +288,11 @@ async fn gather(shared: &Shared, link: &Link, group: &[Job]) -> Result<(Facts, T
         try_join(try_join_all(looks), link.query(&shared.sql.floors, &[])).await
     };
     let (head, heads, (looked, floors)) =
-        try_join3(begin, heads, looked).await.map_err(|error| failed("read from", &error))?;
-    let head = head.first().ok_or_else(|| StoreError::corrupt("table head", "it has no row"))?;
+        try_join3(begin, heads, looked).await.map_err(|error| trouble("read from", &error))?;
+    let head = head.first().ok_or_else(|| Trouble::Rejected(StoreError::corrupt("table head", "it has no row")))?;
     let (generation, time, declared): (i64, i64, i64) = (head.get(0), head.get(1), head.get(2));
     let mut facts = Facts::new(Generation(generation as u64));
-    add_heads(&mut facts, &keys, &receipts, &heads)?;
+    add_heads(&mut facts, &keys, &receipts, &heads).map_err(Trouble::Rejected)?;
     shared.learn_floors(&floors);
     for ((range, since), found) in ranges.iter().zip(looked) {
         let changed = shared.check(range.space(), *since).and_then(|()| match found.first() {
