@@ -108,7 +108,7 @@ async fn the_program_shows_one_body_and_every_refusal() {
     for part in [
         "50 clients pay invoice-001 at once",
         "1 body has run: {\"outcome\":\"done\"",
-        "49 were refused, 49 of them told that client ",
+        "49 were refused, 49 of them with client ",
         "invoice-002 was regenerated 1 time by 2 clients: 1 clone",
         "its clone was overdue: {\"outcome\":\"done\",\"from\":\"overdue\"",
         "3 invoices, 2 paid, 2 payments, 4 mails",
