@@ -87,8 +87,8 @@ pub(super) fn is_passing(error: &tokio_postgres::Error) -> bool {
     matches!(class, "08" | "40" | "53" | "57" | "58") || *code == SqlState::LOCK_NOT_AVAILABLE
 }
 
-/// Whether the server has said that it did not do what it was asked, and goes on serving the connection: the transaction
-/// was rolled back. After any other error it may have been committed.
+/// Whether the server has said that it did not do what it was asked, and goes on serving the connection: the
+/// transaction was rolled back. After any other error it may have been committed.
 pub(super) fn is_refusal(error: &tokio_postgres::Error) -> bool {
     let severity = error.as_db_error().and_then(|answer| answer.parsed_severity());
     // A pooler may report a lost connection as an error like any other.

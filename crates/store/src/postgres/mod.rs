@@ -1,5 +1,5 @@
-//! The backend in PostgreSQL: one schema holds one store, which any number of processes may use at once. Each process has
-//! one writer, some connections for reads, and one that listens for commits of others.
+//! The backend in PostgreSQL: one schema holds one store, which any number of processes may use at once. Each process
+//! has one writer, some connections for reads, and one that listens for commits of others.
 
 mod link;
 mod read;
@@ -82,8 +82,8 @@ impl PostgresOptions {
         self
     }
 
-    /// The connections go through a pooler in transaction mode: no statement is prepared, and commits of other processes
-    /// are found by polling once a second.
+    /// The connections go through a pooler in transaction mode: no statement is prepared, and commits of other
+    /// processes are found by polling once a second.
     pub fn behind_pooler(mut self) -> PostgresOptions {
         self.is_pooled = true;
         self

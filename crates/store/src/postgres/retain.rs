@@ -1,5 +1,5 @@
-//! What is forgotten: pins of this process as a row with a lease, floors by the rules of spaces, and clean-up in slices.
-//! A floor never passes a pin of any live process.
+//! What is forgotten: pins of this process as a row with a lease, floors by the rules of spaces, and clean-up in
+//! slices. A floor never passes a pin of any live process.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -138,8 +138,8 @@ impl Shared {
         if asked >= oldest { Ok(()) } else { Err(StoreError::HistoryDropped { space, asked, oldest }) }
     }
 
-    /// Raises the floors to what the rules and pins allow, and drops a slice of what lies below them. Gives whether more
-    /// is left.
+    /// Raises the floors to what the rules and pins allow, and drops a slice of what lies below them. Gives whether
+    /// more is left.
     pub(super) async fn maintain(&self) -> Result<bool> {
         self.renew().await?;
         let link = Link::open(&self.config, &[]).await?;

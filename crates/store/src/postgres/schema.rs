@@ -14,51 +14,183 @@ pub(super) struct Sql {
     pub(super) types: &'static [Type],
 }
 
-/// Every statement of the backend, for one schema.
-pub(super) struct Statements {
-    pub(super) schema: String,
-    pub(super) channel: String,
-    pub(super) opened: Sql,
-    pub(super) lock_head: Sql,
-    pub(super) heads: Sql,
-    pub(super) range: Sql,
-    pub(super) floors: Sql,
-    pub(super) keep_old: Sql,
-    pub(super) keep_past: Sql,
-    pub(super) put: Sql,
-    pub(super) touch: Sql,
-    pub(super) advance: Sql,
-    pub(super) group: Sql,
-    pub(super) notify: Sql,
-    pub(super) landed: Sql,
-    pub(super) new_id: Sql,
-    pub(super) head: Sql,
-    pub(super) get: Sql,
-    pub(super) floor: Sql,
-    pub(super) scan_up: Sql,
-    pub(super) scan_down: Sql,
-    pub(super) versions: Sql,
-    pub(super) touched: Sql,
-    pub(super) changed: Sql,
-    pub(super) before: Sql,
-    pub(super) renew: Sql,
-    pub(super) share_store: Sql,
-    pub(super) forgettable: Sql,
-    pub(super) unpin: Sql,
-    pub(super) expire: Sql,
-    pub(super) lock_store: Sql,
-    pub(super) oldest: Sql,
-    pub(super) raise: Sql,
-    pub(super) below: Sql,
-    pub(super) drop_past: Sql,
-    pub(super) forget: Sql,
-    pub(super) drop_touched: Sql,
-    pub(super) forget_writers: Sql,
-    pub(super) views_elsewhere: Sql,
-    pub(super) all: Sql,
-    pub(super) delete: Sql,
-    pub(super) stats: Sql,
-    pub(super) verify: Sql,
+/// Declares the statements of the backend: a name, the types of its parameters, and its text, in which `{s}` stands for
+/// the schema.
+macro_rules! statements {
+    ($($(#[$doc:meta])* $name:ident($($type:ident),*) = $text:expr;)*) => {
+        /// Every statement of the backend, for one schema.
+        pub(super) struct Statements {
+            pub(super) schema: String,
+            pub(super) channel: String,
+            $($(#[$doc])* pub(super) $name: Sql,)*
+        }
+
+        impl Statements {
+            pub(super) fn of(schema: &str) -> Statements {
+                Statements {
+                    schema: schema.into(),
+                    channel: format!("latchwork_{schema}"),
+                    $($name: Sql { text: $text.replace("{s}", schema), types: &[$(Type::$type),*] },)*
+                }
+            }
+        }
+    };
+}
+
+/// The versions of a range that are visible at a generation, in an order.
+const VISIBLE: &str = "SELECT key, rev, generation, time_us, value FROM (
+   (SELECT key, rev, generation, time_us, value FROM {s}.current
+     WHERE key >= $1 AND key < $2 AND generation <= $3 AND ($5 OR value IS NOT NULL)
+     ORDER BY key {order} LIMIT $4)
+   UNION ALL
+   (SELECT key, rev, generation, time_us, value FROM {s}.past
+     WHERE key >= $1 AND key < $2 AND generation <= $3 AND until > $3 AND ($5 OR value IS NOT NULL)
+       AND (SELECT generation FROM {s}.head) > $3
+     ORDER BY key {order} LIMIT $4)
+ ) AS visible ORDER BY key {order} LIMIT $4";
+
+statements! {
+    opened() =
+        "SELECT version, identity FROM {s}.store";
+    lock_head() =
+        "SELECT generation, time_us, declared FROM {s}.head FOR UPDATE";
+    heads(BYTEA_ARRAY, BYTEA, BYTEA) =
+        "SELECT key, rev, generation, time_us, value IS NOT NULL,
+           CASE WHEN key >= $2 AND key < $3 THEN value END
+         FROM {s}.current WHERE key = ANY($1)";
+    range(BYTEA, BYTEA, INT8) =
+        "SELECT key, generation FROM {s}.current
+         WHERE key >= $1 AND key < $2 AND generation > $3 ORDER BY key LIMIT 1";
+    floors() =
+        "SELECT space, generation FROM {s}.floors";
+    keep_old(BYTEA_ARRAY, INT8_ARRAY) =
+        "INSERT INTO {s}.past (key, generation, rev, time_us, value, until)
+         SELECT c.key, c.generation, c.rev, c.time_us, c.value, n.until
+         FROM unnest($1::bytea[], $2::bigint[]) AS n (key, until) JOIN {s}.current AS c ON c.key = n.key";
+    keep_past(BYTEA_ARRAY, INT8_ARRAY, INT8_ARRAY, INT8_ARRAY, BYTEA_ARRAY, INT8_ARRAY) =
+        "INSERT INTO {s}.past (key, generation, rev, time_us, value, until)
+         SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bytea[], $6::bigint[])";
+    put(BYTEA_ARRAY, INT8_ARRAY, INT8_ARRAY, INT8_ARRAY, BYTEA_ARRAY) =
+        "INSERT INTO {s}.current (key, rev, generation, time_us, value)
+         SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bytea[])
+         ON CONFLICT (key) DO UPDATE SET rev = excluded.rev, generation = excluded.generation,
+           time_us = excluded.time_us, value = excluded.value";
+    touch(INT8_ARRAY, INT8_ARRAY, INT8_ARRAY, BYTEA_ARRAY, BYTEA_ARRAY) =
+        "INSERT INTO {s}.touched (space, generation, time_us, meta, keys)
+         SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bytea[], $5::bytea[])";
+    advance(INT8, INT8, INT8) =
+        "UPDATE {s}.head SET generation = $1, time_us = $2, declared = $3";
+    group(UUID, INT8) =
+        "INSERT INTO {s}.writers (writer, number, seen) VALUES ($1, $2, clock_timestamp())
+         ON CONFLICT (writer) DO UPDATE SET number = excluded.number, seen = excluded.seen";
+    notify(TEXT, TEXT) =
+        "SELECT pg_notify($1, $2)";
+    landed(UUID) =
+        "SELECT number FROM {s}.writers WHERE writer = $1";
+    new_id() =
+        "SELECT gen_random_uuid()";
+    head() =
+        "SELECT generation, declared FROM {s}.head";
+    get(BYTEA, INT8) =
+        "(SELECT key, rev, generation, time_us, value FROM {s}.current WHERE key = $1 AND generation <= $2)
+         UNION ALL
+         (SELECT key, rev, generation, time_us, value FROM {s}.past
+           WHERE key = $1 AND generation <= $2 AND until > $2)
+         LIMIT 1";
+    floor(INT8) =
+        "SELECT generation FROM {s}.floors WHERE space = $1";
+    scan_up(BYTEA, BYTEA, INT8, INT8, BOOL) =
+        VISIBLE.replace("{order}", "ASC");
+    scan_down(BYTEA, BYTEA, INT8, INT8, BOOL) =
+        VISIBLE.replace("{order}", "DESC");
+    versions(BYTEA, INT8, INT8) =
+        "SELECT key, rev, generation, time_us, value FROM (
+           SELECT key, rev, generation, time_us, value FROM {s}.current WHERE key = $1 AND generation <= $2
+           UNION ALL
+           SELECT key, rev, generation, time_us, value FROM {s}.past WHERE key = $1 AND generation <= $2
+         ) AS versions ORDER BY generation DESC LIMIT $3";
+    touched(INT8, INT8, INT8, INT8) =
+        "SELECT generation, time_us, meta, keys FROM {s}.touched
+         WHERE space = $1 AND generation > $2 AND generation <= $3 ORDER BY generation LIMIT $4";
+    changed(BYTEA_ARRAY, INT8_ARRAY) =
+        "SELECT c.key, c.rev, c.generation, c.time_us, c.value
+         FROM unnest($1::bytea[], $2::bigint[]) AS n (key, generation)
+         JOIN {s}.current AS c ON c.key = n.key AND c.generation = n.generation
+         UNION ALL
+         SELECT p.key, p.rev, p.generation, p.time_us, p.value
+         FROM unnest($1::bytea[], $2::bigint[]) AS n (key, generation)
+         JOIN {s}.past AS p ON p.key = n.key AND p.generation = n.generation";
+    before(INT8, INT8_ARRAY, INT8_ARRAY) =
+        "SELECT h.generation, h.time_us <= $1, (
+           SELECT max(last.generation) FROM unnest($2::bigint[], $3::bigint[]) AS s (space, floor),
+             LATERAL (SELECT generation FROM {s}.touched AS t
+               WHERE t.space = s.space AND t.time_us <= $1 AND t.generation > s.floor
+               ORDER BY t.time_us DESC, t.generation DESC LIMIT 1) AS last)
+         FROM {s}.head AS h";
+    renew(UUID, INT8, INT8, FLOAT8) =
+        "INSERT INTO {s}.pins (process, oldest, views, renewed, lease)
+         VALUES ($1, $2, $3, clock_timestamp(), make_interval(secs => $4))
+         ON CONFLICT (process) DO UPDATE SET oldest = excluded.oldest, views = excluded.views,
+           renewed = excluded.renewed, lease = excluded.lease";
+    share_store() =
+        "SELECT 1 FROM {s}.store FOR SHARE";
+    forgettable(BYTEA_ARRAY, INT8, BOOL) =
+        "SELECT count(*) FROM {s}.current WHERE key = ANY($1) AND generation <= $2 AND ($3 OR value IS NULL)";
+    unpin(UUID) =
+        "DELETE FROM {s}.pins WHERE process = $1";
+    expire() =
+        "DELETE FROM {s}.pins WHERE renewed + lease < clock_timestamp()";
+    /// A statement of its own: what follows sees everything that was committed before the lock was taken.
+    lock_store() =
+        "SELECT 1 FROM {s}.store FOR UPDATE";
+    oldest() =
+        "SELECT h.generation, h.time_us, (SELECT min(oldest) FROM {s}.pins) FROM {s}.head AS h";
+    raise(INT8_ARRAY, INT8_ARRAY) =
+        "INSERT INTO {s}.floors AS f (space, generation) SELECT * FROM unnest($1::bigint[], $2::bigint[])
+         ON CONFLICT (space) DO UPDATE SET generation = greatest(f.generation, excluded.generation)
+         RETURNING space, generation";
+    below(INT8, INT8, INT8) =
+        "SELECT generation, keys FROM {s}.touched WHERE space = $1 AND generation <= $2
+         ORDER BY generation LIMIT $3";
+    drop_past(BYTEA_ARRAY, INT8) =
+        "DELETE FROM {s}.past WHERE key = ANY($1) AND until <= $2";
+    /// A row that a writer is changing at this moment is left: the writer's commit touches it again.
+    forget(BYTEA_ARRAY, INT8, BOOL) =
+        "DELETE FROM {s}.current WHERE key IN (
+           SELECT key FROM {s}.current
+           WHERE key = ANY($1) AND generation <= $2 AND ($3 OR value IS NULL) FOR UPDATE SKIP LOCKED)";
+    drop_touched(INT8, INT8_ARRAY) =
+        "DELETE FROM {s}.touched WHERE space = $1 AND generation = ANY($2)";
+    forget_writers() =
+        "DELETE FROM {s}.writers WHERE seen < clock_timestamp() - interval '1 day'";
+    views_elsewhere(UUID) =
+        "SELECT coalesce(sum(views), 0)::bigint FROM {s}.pins
+         WHERE process <> $1 AND renewed + lease >= clock_timestamp()";
+    all(BYTEA, INT8) =
+        "SELECT key, rev, generation, time_us, value FROM {s}.current WHERE key >= $1 ORDER BY key LIMIT $2";
+    delete(BYTEA_ARRAY) =
+        "DELETE FROM {s}.current WHERE key = ANY($1)";
+    stats() =
+        "SELECT (SELECT generation FROM {s}.head), (SELECT count(*) FROM {s}.current),
+           (SELECT count(*) FROM {s}.past), (SELECT sum(pg_total_relation_size(c.oid))::bigint
+             FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+             WHERE n.nspname = '{s}' AND c.relkind = 'r')";
+    verify() =
+        "SELECT 'current', key, 'its generation is above that of the store' FROM {s}.current
+           WHERE generation > (SELECT generation FROM {s}.head)
+         UNION ALL
+         SELECT 'current', key, 'its key has no space' FROM {s}.current WHERE length(key) < 4
+         UNION ALL
+         SELECT 'current', key, 'its rev or generation is not positive' FROM {s}.current
+           WHERE rev < 1 OR generation < 1
+         UNION ALL
+         SELECT 'past', p.key, 'it ends where no version begins' FROM {s}.past AS p
+           WHERE NOT EXISTS (SELECT 1 FROM {s}.current AS c WHERE c.key = p.key AND c.generation = p.until)
+             AND NOT EXISTS (SELECT 1 FROM {s}.past AS n WHERE n.key = p.key AND n.generation = p.until)
+             AND p.until > coalesce((SELECT f.generation FROM {s}.floors AS f WHERE f.space =
+               (get_byte(p.key, 0)::bigint << 24) + (get_byte(p.key, 1)::bigint << 16)
+               + (get_byte(p.key, 2)::bigint << 8) + get_byte(p.key, 3)::bigint), 0)
+         LIMIT 1000";
 }
 
 /// The name of a schema must be plain: it is part of every statement.
@@ -106,218 +238,6 @@ pub(super) fn create(schema: &str, identity: &str) -> String {
          INSERT INTO {schema}.store (version, identity) VALUES ({VERSION}, '{identity}') ON CONFLICT DO NOTHING;
          INSERT INTO {schema}.head (generation, time_us, declared) VALUES (0, 0, 0) ON CONFLICT DO NOTHING;"
     )
-}
-
-impl Statements {
-    pub(super) fn of(schema: &str) -> Statements {
-        let version = "key, rev, generation, time_us, value";
-        let visible = |order: &str| {
-            format!(
-                "SELECT {version} FROM (
-                   (SELECT {version} FROM {schema}.current
-                     WHERE key >= $1 AND key < $2 AND generation <= $3 AND ($5 OR value IS NOT NULL)
-                     ORDER BY key {order} LIMIT $4)
-                   UNION ALL
-                   (SELECT {version} FROM {schema}.past
-                     WHERE key >= $1 AND key < $2 AND generation <= $3 AND until > $3 AND ($5 OR value IS NOT NULL)
-                       AND (SELECT generation FROM {schema}.head) > $3
-                     ORDER BY key {order} LIMIT $4)
-                 ) AS visible ORDER BY key {order} LIMIT $4"
-            )
-        };
-        let sql = |types: &'static [Type], text: &str| Sql { text: text.replace("{s}", schema), types };
-        const KEY_AT: &[Type] = &[Type::BYTEA, Type::INT8];
-        const SCAN: &[Type] = &[Type::BYTEA, Type::BYTEA, Type::INT8, Type::INT8, Type::BOOL];
-        Statements {
-            schema: schema.into(),
-            channel: format!("latchwork_{schema}"),
-            opened: sql(&[], "SELECT version, identity FROM {s}.store"),
-            lock_head: sql(&[], "SELECT generation, time_us, declared FROM {s}.head FOR UPDATE"),
-            heads: sql(
-                &[Type::BYTEA_ARRAY, Type::BYTEA, Type::BYTEA],
-                "SELECT key, rev, generation, time_us, value IS NOT NULL,
-                   CASE WHEN key >= $2 AND key < $3 THEN value END
-                 FROM {s}.current WHERE key = ANY($1)",
-            ),
-            range: sql(
-                &[Type::BYTEA, Type::BYTEA, Type::INT8],
-                "SELECT key, generation FROM {s}.current
-                 WHERE key >= $1 AND key < $2 AND generation > $3 ORDER BY key LIMIT 1",
-            ),
-            floors: sql(&[], "SELECT space, generation FROM {s}.floors"),
-            keep_old: sql(
-                &[Type::BYTEA_ARRAY, Type::INT8_ARRAY],
-                "INSERT INTO {s}.past (key, generation, rev, time_us, value, until)
-                 SELECT c.key, c.generation, c.rev, c.time_us, c.value, n.until
-                 FROM unnest($1::bytea[], $2::bigint[]) AS n (key, until) JOIN {s}.current AS c ON c.key = n.key",
-            ),
-            keep_past: sql(
-                &[
-                    Type::BYTEA_ARRAY,
-                    Type::INT8_ARRAY,
-                    Type::INT8_ARRAY,
-                    Type::INT8_ARRAY,
-                    Type::BYTEA_ARRAY,
-                    Type::INT8_ARRAY,
-                ],
-                "INSERT INTO {s}.past (key, generation, rev, time_us, value, until)
-                 SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bytea[], $6::bigint[])",
-            ),
-            put: sql(
-                &[Type::BYTEA_ARRAY, Type::INT8_ARRAY, Type::INT8_ARRAY, Type::INT8_ARRAY, Type::BYTEA_ARRAY],
-                "INSERT INTO {s}.current (key, rev, generation, time_us, value)
-                 SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bytea[])
-                 ON CONFLICT (key) DO UPDATE SET rev = excluded.rev, generation = excluded.generation,
-                   time_us = excluded.time_us, value = excluded.value",
-            ),
-            touch: sql(
-                &[Type::INT8_ARRAY, Type::INT8_ARRAY, Type::INT8_ARRAY, Type::BYTEA_ARRAY, Type::BYTEA_ARRAY],
-                "INSERT INTO {s}.touched (space, generation, time_us, meta, keys)
-                 SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bytea[], $5::bytea[])",
-            ),
-            advance: sql(
-                &[Type::INT8, Type::INT8, Type::INT8],
-                "UPDATE {s}.head SET generation = $1, time_us = $2, declared = $3",
-            ),
-            group: sql(
-                &[Type::UUID, Type::INT8],
-                "INSERT INTO {s}.writers (writer, number, seen) VALUES ($1, $2, clock_timestamp())
-                 ON CONFLICT (writer) DO UPDATE SET number = excluded.number, seen = excluded.seen",
-            ),
-            notify: sql(&[Type::TEXT, Type::TEXT], "SELECT pg_notify($1, $2)"),
-            landed: sql(&[Type::UUID], "SELECT number FROM {s}.writers WHERE writer = $1"),
-            new_id: sql(&[], "SELECT gen_random_uuid()"),
-            head: sql(&[], "SELECT generation, declared FROM {s}.head"),
-            get: sql(
-                KEY_AT,
-                "(SELECT key, rev, generation, time_us, value FROM {s}.current WHERE key = $1 AND generation <= $2)
-                 UNION ALL
-                 (SELECT key, rev, generation, time_us, value FROM {s}.past
-                   WHERE key = $1 AND generation <= $2 AND until > $2)
-                 LIMIT 1",
-            ),
-            floor: sql(&[Type::INT8], "SELECT generation FROM {s}.floors WHERE space = $1"),
-            scan_up: sql(SCAN, &visible("ASC")),
-            scan_down: sql(SCAN, &visible("DESC")),
-            versions: sql(
-                &[Type::BYTEA, Type::INT8, Type::INT8],
-                "SELECT key, rev, generation, time_us, value FROM (
-                   SELECT key, rev, generation, time_us, value FROM {s}.current WHERE key = $1 AND generation <= $2
-                   UNION ALL
-                   SELECT key, rev, generation, time_us, value FROM {s}.past WHERE key = $1 AND generation <= $2
-                 ) AS versions ORDER BY generation DESC LIMIT $3",
-            ),
-            touched: sql(
-                &[Type::INT8, Type::INT8, Type::INT8, Type::INT8],
-                "SELECT generation, time_us, meta, keys FROM {s}.touched
-                 WHERE space = $1 AND generation > $2 AND generation <= $3 ORDER BY generation LIMIT $4",
-            ),
-            changed: sql(
-                &[Type::BYTEA_ARRAY, Type::INT8_ARRAY],
-                "SELECT c.key, c.rev, c.generation, c.time_us, c.value
-                 FROM unnest($1::bytea[], $2::bigint[]) AS n (key, generation)
-                 JOIN {s}.current AS c ON c.key = n.key AND c.generation = n.generation
-                 UNION ALL
-                 SELECT p.key, p.rev, p.generation, p.time_us, p.value
-                 FROM unnest($1::bytea[], $2::bigint[]) AS n (key, generation)
-                 JOIN {s}.past AS p ON p.key = n.key AND p.generation = n.generation",
-            ),
-            before: sql(
-                &[Type::INT8, Type::INT8_ARRAY, Type::INT8_ARRAY],
-                "SELECT h.generation, h.time_us <= $1, (
-                   SELECT max(last.generation) FROM unnest($2::bigint[], $3::bigint[]) AS s (space, floor),
-                     LATERAL (SELECT generation FROM {s}.touched AS t
-                       WHERE t.space = s.space AND t.time_us <= $1 AND t.generation > s.floor
-                       ORDER BY t.time_us DESC, t.generation DESC LIMIT 1) AS last)
-                 FROM {s}.head AS h",
-            ),
-            renew: sql(
-                &[Type::UUID, Type::INT8, Type::INT8, Type::FLOAT8],
-                "INSERT INTO {s}.pins (process, oldest, views, renewed, lease)
-                 VALUES ($1, $2, $3, clock_timestamp(), make_interval(secs => $4))
-                 ON CONFLICT (process) DO UPDATE SET oldest = excluded.oldest, views = excluded.views,
-                   renewed = excluded.renewed, lease = excluded.lease",
-            ),
-            share_store: sql(&[], "SELECT 1 FROM {s}.store FOR SHARE"),
-            forgettable: sql(
-                &[Type::BYTEA_ARRAY, Type::INT8, Type::BOOL],
-                "SELECT count(*) FROM {s}.current WHERE key = ANY($1) AND generation <= $2 AND ($3 OR value IS NULL)",
-            ),
-            unpin: sql(&[Type::UUID], "DELETE FROM {s}.pins WHERE process = $1"),
-            expire: sql(&[], "DELETE FROM {s}.pins WHERE renewed + lease < clock_timestamp()"),
-            // A statement of its own: what follows sees everything that was committed before the lock was taken.
-            lock_store: sql(&[], "SELECT 1 FROM {s}.store FOR UPDATE"),
-            oldest: sql(
-                &[],
-                "SELECT h.generation, h.time_us, (SELECT min(oldest) FROM {s}.pins) FROM {s}.head AS h",
-            ),
-            raise: sql(
-                &[Type::INT8_ARRAY, Type::INT8_ARRAY],
-                "INSERT INTO {s}.floors AS f (space, generation) SELECT * FROM unnest($1::bigint[], $2::bigint[])
-                 ON CONFLICT (space) DO UPDATE SET generation = greatest(f.generation, excluded.generation)
-                 RETURNING space, generation",
-            ),
-            below: sql(
-                &[Type::INT8, Type::INT8, Type::INT8],
-                "SELECT generation, keys FROM {s}.touched WHERE space = $1 AND generation <= $2
-                 ORDER BY generation LIMIT $3",
-            ),
-            drop_past: sql(
-                &[Type::BYTEA_ARRAY, Type::INT8],
-                "DELETE FROM {s}.past WHERE key = ANY($1) AND until <= $2",
-            ),
-            // A row that a writer is changing at this moment is left: the writer's commit touches it again.
-            forget: sql(
-                &[Type::BYTEA_ARRAY, Type::INT8, Type::BOOL],
-                "DELETE FROM {s}.current WHERE key IN (
-                   SELECT key FROM {s}.current
-                   WHERE key = ANY($1) AND generation <= $2 AND ($3 OR value IS NULL) FOR UPDATE SKIP LOCKED)",
-            ),
-            drop_touched: sql(
-                &[Type::INT8, Type::INT8_ARRAY],
-                "DELETE FROM {s}.touched WHERE space = $1 AND generation = ANY($2)",
-            ),
-            forget_writers: sql(
-                &[],
-                "DELETE FROM {s}.writers WHERE seen < clock_timestamp() - interval '1 day'",
-            ),
-            views_elsewhere: sql(
-                &[Type::UUID],
-                "SELECT coalesce(sum(views), 0)::bigint FROM {s}.pins
-                 WHERE process <> $1 AND renewed + lease >= clock_timestamp()",
-            ),
-            all: sql(
-                &[Type::BYTEA, Type::INT8],
-                "SELECT key, rev, generation, time_us, value FROM {s}.current WHERE key >= $1 ORDER BY key LIMIT $2",
-            ),
-            delete: sql(&[Type::BYTEA_ARRAY], "DELETE FROM {s}.current WHERE key = ANY($1)"),
-            stats: sql(
-                &[],
-                "SELECT (SELECT generation FROM {s}.head), (SELECT count(*) FROM {s}.current),
-                   (SELECT count(*) FROM {s}.past), (SELECT sum(pg_total_relation_size(c.oid))::bigint
-                     FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-                     WHERE n.nspname = '{s}' AND c.relkind = 'r')",
-            ),
-            verify: sql(
-                &[],
-                "SELECT 'current', key, 'its generation is above that of the store' FROM {s}.current
-                   WHERE generation > (SELECT generation FROM {s}.head)
-                 UNION ALL
-                 SELECT 'current', key, 'its key has no space' FROM {s}.current WHERE length(key) < 4
-                 UNION ALL
-                 SELECT 'current', key, 'its rev or generation is not positive' FROM {s}.current
-                   WHERE rev < 1 OR generation < 1
-                 UNION ALL
-                 SELECT 'past', p.key, 'it ends where no version begins' FROM {s}.past AS p
-                   WHERE NOT EXISTS (SELECT 1 FROM {s}.current AS c WHERE c.key = p.key AND c.generation = p.until)
-                     AND NOT EXISTS (SELECT 1 FROM {s}.past AS n WHERE n.key = p.key AND n.generation = p.until)
-                     AND p.until > coalesce((SELECT f.generation FROM {s}.floors AS f WHERE f.space =
-                       (get_byte(p.key, 0)::bigint << 24) + (get_byte(p.key, 1)::bigint << 16)
-                       + (get_byte(p.key, 2)::bigint << 8) + get_byte(p.key, 3)::bigint), 0)
-                 LIMIT 1000",
-            ),
-        }
-    }
 }
 
 #[cfg(test)]

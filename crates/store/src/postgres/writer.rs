@@ -1,9 +1,9 @@
-//! The writer of a process: it takes the commits that wait and makes one transaction of them. A transaction has two round
-//! trips: the first locks the row with the generation and reads what the commits are decided on, the second writes and
-//! commits. Commits are decided by [`evaluate`] on [`Facts`]; no rule of a commit is here.
+//! The writer of a process: it takes the commits that wait and makes one transaction of them. A transaction has two
+//! round trips: the first locks the row with the generation and reads what the commits are decided on, the second
+//! writes and commits. Commits are decided by [`evaluate`] on [`Facts`]; no rule of a commit is here.
 //!
-//! After a lost connection the outcome of a transaction is looked up: each transaction writes its number into the row of
-//! its writer. So a commit is answered as landed exactly if it landed, and is never applied twice.
+//! After a lost connection the outcome of a transaction is looked up: each transaction writes its number into the row
+//! of its writer. So a commit is answered as landed exactly if it landed, and is never applied twice.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -34,9 +34,9 @@ const MOST_BYTES: usize = 16 << 20;
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LAST_PAUSE: Duration = Duration::from_secs(1);
 
-/// How a transaction begins. The defaults of the role do not count: conditions are decided after a lock, which needs READ
-/// COMMITTED, and an answer means that the commit is durable. A transaction whose process is gone without a word gives
-/// its locks back.
+/// How a transaction begins. The defaults of the role do not count: conditions are decided after a lock, which needs
+/// READ COMMITTED, and an answer means that the commit is durable. A transaction whose process is gone without a word
+/// gives its locks back.
 pub(super) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
      SET LOCAL synchronous_commit = on; SET LOCAL idle_in_transaction_session_timeout = '10s'";
 

@@ -51,5 +51,5 @@ fn messages_stay_readable() {
     let long = to_value(&BTreeMap::from([("é".repeat(1000), u128::MAX)]));
     assert_eq!(long, Err(JsonError::Integer { path: format!("[\"{}…\"]", "é".repeat(32)) }));
     let deep = JsonError::TooDeep { path: "ä.".repeat(128), limit: 128 };
-    assert!(deep.to_string().starts_with(&format!("the value at {}… lies", "ä.".repeat(21))), "{deep}");
+    assert!(deep.to_string().starts_with(&format!("the value at {}… is nested", "ä.".repeat(21))), "{deep}");
 }

@@ -396,7 +396,7 @@ async fn a_request_id_stands_for_one_number_of_permits() {
     assert!(matches!(error, LockError::Refused(LockRefused::Reused { before: 1, .. })), "{error}");
     let _one = engine.semaphore("s", 3).by(&session).request("q").acquire().await.unwrap();
     let error = engine.semaphore("s", 3).by(&session).request("q").acquire_many(3).await.unwrap_err();
-    assert!(error.to_string().contains("for 1 permits of lock \"s\"; now it is made for 3"), "{error}");
+    assert!(error.to_string().contains("for 1 permits of lock \"s\", and now for 3"), "{error}");
 }
 
 /// Two callers have made the same request, and one of them gives up: in time, or at once. The other keeps its position

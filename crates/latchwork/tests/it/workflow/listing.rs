@@ -195,24 +195,25 @@ async fn populated() -> (TestEngine, Vec<Known>) {
 
 type Test = Box<dyn Fn(&Known) -> bool>;
 
+const ALL: [Status; 8] = [
+    Status::Running,
+    Status::Waiting,
+    Status::Asleep,
+    Status::Parked,
+    Status::Completed,
+    Status::Failed,
+    Status::TimedOut,
+    Status::Cancelled,
+];
+
 /// A filter, and the condition that it stands for.
 fn choices(known: &[Known]) -> Vec<Vec<(Filter, Test)>> {
     fn choice(filter: Filter, test: impl Fn(&Known) -> bool + 'static) -> (Filter, Test) {
         (filter, Box::new(test))
     }
     let any = || choice(Filter::new(), |_| true);
-    let all = [
-        Status::Running,
-        Status::Waiting,
-        Status::Asleep,
-        Status::Parked,
-        Status::Completed,
-        Status::Failed,
-        Status::TimedOut,
-        Status::Cancelled,
-    ];
     let mut is = vec![any(), any(), any(), any(), any(), any()];
-    is.extend(all.map(|is| choice(Filter::new().is(is), move |known| known.is(is))));
+    is.extend(ALL.map(|is| choice(Filter::new().is(is), move |known| known.is(is))));
     is.push(choice(Filter::new().is(Status::Failed).is(Status::Asleep).is(Status::Waiting), |known| {
         known.is(Status::Failed) || known.is(Status::Waiting)
     }));

@@ -114,10 +114,10 @@ async fn newer_records_are_refused_from_outside() {
     let store = prepared().await;
     let engine = Engine::on(&store).idle().start().await.unwrap();
     engine.entities().add(Add::new("t").id("e").data(json!({"n": 1}))).await.unwrap();
-    set_version(&store, "entities", "e", 2).await;
+    set_version(&store, "entities", "e", 3).await;
     set_version(&store, "lock.heads", "m-newer", 2).await;
     let refused = engine.entities().get("e").await.unwrap_err();
-    assert!(matches!(refused, EntityError::UnknownVersion { found: 2, supported: 1, .. }), "{refused}");
+    assert!(matches!(refused, EntityError::UnknownVersion { found: 3, supported: 2, .. }), "{refused}");
     let updated = engine.entities().update(latchwork::entity::Update::new("e").data(json!({"n": 2}))).await;
     assert!(matches!(updated, Err(EntityError::UnknownVersion { .. })), "{updated:?}");
     let lock = engine.mutex("m-newer");

@@ -214,7 +214,7 @@ async fn a_transaction_can_be_guarded_by_a_token_and_fails_once_that_is_lost() {
             let there = [tx.get("held").await?.is_some(), tx.get("lost").await?.is_some()];
             Ok((there, tx.global::<u64>("count").get().await?))
         });
-        Ok((held, end.await?, lost.message().contains("of lock \"m\" is no longer held")))
+        Ok((held, end.await?, lost.message().contains("lock \"m\" is not held under token")))
     });
     let crashes = crash_everywhere(
         || guarded.clone(),
