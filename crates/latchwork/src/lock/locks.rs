@@ -157,8 +157,9 @@ impl Locks {
         Lock { service: self.service.clone(), name, kind, session: None, request: None }
     }
 
-    /// Makes the fencing token of a grant from the lock's name and the token's number. The token is not looked up; a
-    /// commit that is guarded by a token that was never granted is refused.
+    /// Makes the fencing token of a grant from the lock's name and the token's number, as [`LockGuard::token`] gave it.
+    /// The token is not looked up. A commit that it guards is refused once the grant is over. Do not guess numbers: a
+    /// request that still waits has a number, too.
     pub fn token(&self, name: impl Into<LockName>, number: u64) -> FencingToken {
         FencingToken { number, key: self.service.spaces.request(&name.into(), number) }
     }
