@@ -46,10 +46,15 @@ pub struct Failure {
     /// The step or transaction that failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     step: Option<Box<str>>,
-    #[serde(default, skip_serializing_if = "Value::is_null")]
-    details: Value,
+    /// In a box: errors are moved often.
+    #[serde(default, skip_serializing_if = "is_null")]
+    details: Box<Value>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     final_: bool,
+}
+
+fn is_null(details: &Value) -> bool {
+    details.is_null()
 }
 
 /// A [`Failure`] as a [`std::error::Error`], for code that needs one. `?` converts it back to the same failure, also
@@ -204,7 +209,7 @@ impl Failure {
     /// assert_eq!(Failure::new("sold out"), Failure::from("sold out"));
     /// ```
     pub fn new(message: impl Into<String>) -> Failure {
-        let (code, step, details) = (None, None, Value::Null);
+        let (code, step, details) = (None, None, Box::default());
         Failure { message: message.into(), kind: "".into(), code, step, details, final_: false }
     }
 
@@ -232,7 +237,7 @@ impl Failure {
     /// assert_eq!(failure.get::<Declined>().unwrap().reason, "no funds");
     /// ```
     pub fn typed<E: Error + Serialize>(error: E) -> Failure {
-        let details = crate::json::to_value(&error).unwrap_or_default();
+        let details = Box::new(crate::json::to_value(&error).unwrap_or_default());
         Failure { details, ..Failure::of(&error, kind_of::<E>()) }
     }
 
@@ -293,7 +298,7 @@ impl Failure {
     /// A copy without its value, with a message of at most `bytes` bytes.
     pub(crate) fn shortened(&self, bytes: usize) -> Failure {
         let message = crate::workflow::stored::record::shortened(&self.message, bytes).to_string();
-        Failure { message, details: Value::Null, ..self.clone() }
+        Failure { message, details: Box::default(), ..self.clone() }
     }
 
     /// The message of the error, followed by the messages of its causes. `Display` puts the name of the step before it.
@@ -354,7 +359,7 @@ impl Failure {
     /// The value that was passed to [`Failure::typed`], if it can be read as this type. The type's name does not
     /// matter. For failures that the code distinguishes by [`Failure::code`].
     pub fn details<E: DeserializeOwned>(&self) -> Option<E> {
-        E::deserialize(&self.details).ok()
+        E::deserialize(&*self.details).ok()
     }
 }
 

@@ -107,7 +107,7 @@ impl Writer {
                 return group.drain(..).for_each(|job| drop(job.answer.send(Err(error.clone()))));
             }
             // One of them is to blame.
-            for job in group.drain(..).collect::<Vec<_>>() {
+            for job in std::mem::take(group) {
                 Box::pin(self.commit(&mut vec![job])).await;
             }
         }

@@ -1,6 +1,9 @@
 //! What only a store on a server can go through: connections that are cut at any moment, a server that is restarted,
 //! and several processes at once. Every handle here has connections and a writer of its own, as a process has.
 
+// A server and a lease take their own time.
+#![allow(clippy::disallowed_methods)]
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
