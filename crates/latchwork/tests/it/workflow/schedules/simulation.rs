@@ -98,7 +98,19 @@ impl Play {
                 triggered => drop(self.triggered.lock().insert(triggered?.to_string())),
             }
         }
+        // A trigger is durable before its execution is started. The simulation must not end in between: a process that
+        // crashes then would have no successor.
+        while !self.not_started(caller.engine()).await?.is_empty() {
+            env.sleep(7 * SECOND).await;
+        }
         Ok(())
+    }
+
+    /// The triggered occurrences that have no execution.
+    async fn not_started(&self, engine: &Engine) -> Result<Vec<String>, WorkflowError> {
+        let page = engine.list(Filter::new()).ascending().limit(1000).await?;
+        let ids: BTreeSet<String> = page.executions.iter().map(|found| found.id.to_string()).collect();
+        Ok(self.triggered.lock().iter().filter(|id| !ids.contains(*id)).cloned().collect())
     }
 
     fn simulation(&self, seed: u64) -> Simulation {
@@ -145,8 +157,7 @@ impl Play {
                 }
             }
         }
-        complaints
-            .extend(self.triggered.lock().iter().filter(|id| !ids.contains(*id)).map(|id| format!("{id} is lost")));
+        complaints.extend(self.not_started(engine).await?.iter().map(|id| format!("{id} is lost")));
         self.complaints.lock().extend(complaints);
         Ok(())
     }
