@@ -1,13 +1,12 @@
 //! The memory of limits' keys that were used once, in a process that opens their store.
 
-use std::process::Command;
 use std::time::Duration;
 
 use latchwork::store::Order;
 use latchwork::workflow::{Engine, Workflow, workflow};
 
 use crate::report::{Figure, Report, median, resident_mb};
-use crate::{child, given, steps_in};
+use crate::{child, given, measured, steps_in};
 
 /// Bytes of memory per key: the memory of a process that has opened a store in which each key was used by one
 /// execution, less that of a process with as many executions without limits.
@@ -17,12 +16,12 @@ pub(crate) fn idle(report: &Report) {
     }
     let count = if report.quick { 20_000 } else { 1_000_000 };
     let (free, limited) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
-    measured(child("child-free", free.path(), count));
-    measured(child("child-limited", limited.path(), count));
+    let [_] = measured(child("child-free", free.path(), count));
+    let [_] = measured(child("child-limited", limited.path(), count));
     let mut differences: Vec<f64> = Vec::new();
     for _ in 0..5 {
-        let without = measured(child("child-idle", free.path(), count));
-        let with = measured(child("child-idle", limited.path(), count));
+        let [without] = measured(child("child-idle", free.path(), count));
+        let [with] = measured(child("child-idle", limited.path(), count));
         if std::env::var_os("LATCHWORK_STATS").is_some() {
             eprintln!("admission.idle: {with:.2} MB with keys, {without:.2} without");
         }
@@ -30,13 +29,6 @@ pub(crate) fn idle(report: &Report) {
     }
     let value = median(differences).max(0.0);
     report.add(Figure { name: "admission.idle", value, unit: "bytes/key", floor: 1.0, target: "≤ 1" });
-}
-
-/// Returns what a child has measured.
-fn measured(mut child: Command) -> f64 {
-    let output = child.output().expect("a child");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).trim().parse().expect("the memory")
 }
 
 /// A one-step workflow, with a limit for each input if `is_limited`.

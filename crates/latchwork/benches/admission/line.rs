@@ -216,7 +216,7 @@ impl Line {
         self.begun.recv().await.expect("the first execution runs");
     }
 
-    /// Returns the time in microseconds. A new execution joins the end of the queue in place of the one that ended.
+    /// Returns the time in microseconds. For each execution that ends, a new one joins the end of the queue.
     async fn hand_over(&mut self, engine: &Engine, queued: &Workflow<u64, u64>, number: u64) -> f64 {
         let begin = Instant::now();
         self.inside.gate.add_permits(1);

@@ -29,7 +29,7 @@ mod starts;
 #[allow(dead_code)]
 mod turns;
 
-use common::{as_task, child, given, in_turns, processor_seconds, runtime, steps_in, steps_of, store};
+use common::{as_task, child, given, in_turns, measured, processor_seconds, runtime, steps_in, steps_of, store};
 use latchwork::workflow::Engine;
 use report::Report;
 

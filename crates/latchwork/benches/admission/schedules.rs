@@ -1,7 +1,6 @@
 //! Schedules: the cost of many schedules for a process while none is due, and the delay of the last one if many are due
 //! at the same moment.
 
-use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -12,7 +11,7 @@ use tokio::sync::Semaphore;
 
 use crate::line::start_all;
 use crate::report::{Figure, Report, median, resident_mb};
-use crate::{child, commits, given, processor_seconds, rates, steps_of, tell_commits};
+use crate::{child, commits, given, measured, processor_seconds, rates, steps_of, tell_commits};
 
 /// How many tasks put schedules at the same time.
 const CALLERS: usize = 1024;
@@ -29,17 +28,17 @@ pub(crate) fn at_rest(report: &Report) {
     let (rounds, count, seconds) = if report.quick { (1, 5_000, 3) } else { (3, 100_000, 20) };
     let [without, with] = [0, count].map(|count| {
         let directory = tempfile::tempdir().expect("a directory");
-        measured(child("child-schedule", directory.path(), count));
+        let [_, _] = measured(child("child-schedule", directory.path(), count));
         directory
     });
     let (mut shares, mut memory) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
-        let [less, more] = [&without, &with].map(|it| measured(child("child-scheduled", it.path(), seconds)));
+        let [less, more] = [&without, &with].map(|it| measured::<2>(child("child-scheduled", it.path(), seconds)));
         if std::env::var_os("LATCHWORK_STATS").is_some() {
             eprintln!("admission.schedules: {more:.4?} (MB, s in {seconds} s) with schedules, {less:.4?} without");
         }
-        memory.push(more.0 - less.0);
-        shares.push((more.1 - less.1) / seconds as f64 * 100.0);
+        memory.push(more[0] - less[0]);
+        shares.push((more[1] - less[1]) / seconds as f64 * 100.0);
     }
     let figure = |name, value, unit, floor, target| report.add(Figure { name, value, unit, floor, target });
     if is_wanted[0] {
@@ -48,15 +47,6 @@ pub(crate) fn at_rest(report: &Report) {
     if is_wanted[1] {
         figure("admission.schedules.memory", median(memory), "MB resident", 50.0, "≤ 1");
     }
-}
-
-/// Returns the memory and the processor time that a child has measured.
-fn measured(mut child: Command) -> (f64, f64) {
-    let output = child.output().expect("a child");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let output = String::from_utf8_lossy(&output.stdout).into_owned();
-    let mut numbers = output.split_whitespace().filter_map(|number| number.parse::<f64>().ok());
-    (numbers.next().expect("the memory"), numbers.next().expect("the time of the processor"))
 }
 
 /// Puts `count` schedules that all fire from tomorrow on.

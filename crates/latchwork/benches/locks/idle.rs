@@ -1,12 +1,11 @@
 //! The memory of locks that were used once, in a process that opens their store.
 
-use std::process::Command;
 use std::time::Duration;
 
 use latchwork::workflow::Engine;
 
 use crate::report::{Figure, Report, resident_mb};
-use crate::{child, given};
+use crate::{child, given, measured};
 
 /// The memory per lock name: the memory of a process with many names, less that of a process without any.
 pub(crate) fn idle(report: &Report) {
@@ -15,23 +14,16 @@ pub(crate) fn idle(report: &Report) {
     }
     let count = if report.quick { 50_000 } else { 1_000_000 };
     let (empty, full) = (tempfile::tempdir().expect("a directory"), tempfile::tempdir().expect("a directory"));
-    measured(child("child-use", empty.path(), 1));
-    measured(child("child-use", full.path(), count));
+    let [_] = measured(child("child-use", empty.path(), 1));
+    let [_] = measured(child("child-use", full.path(), count));
     let mut differences: Vec<f64> = Vec::new();
     for _ in 0..3 {
-        let without = measured(child("child-idle", empty.path(), 1));
-        let with = measured(child("child-idle", full.path(), count));
+        let [without] = measured(child("child-idle", empty.path(), 1));
+        let [with] = measured(child("child-idle", full.path(), count));
         differences.push((with - without) * 1e6 / count as f64);
     }
     let value = crate::report::median(differences).max(0.0);
     report.add(Figure { name: "locks.idle", value, unit: "bytes/name", floor: 1.0, target: "≤ 1" });
-}
-
-/// Returns what a child has measured.
-fn measured(mut child: Command) -> f64 {
-    let output = child.output().expect("a child");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).trim().parse().expect("the memory")
 }
 
 /// Acquires and releases each lock once.

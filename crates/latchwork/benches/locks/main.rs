@@ -19,7 +19,7 @@ mod load;
 mod report;
 mod turns;
 
-use common::{as_task, child, given, in_turns, runtime, store};
+use common::{as_task, child, given, in_turns, measured, runtime, store};
 use report::Report;
 
 fn main() {

@@ -1,12 +1,11 @@
 //! The cost of sleeping executions: in the process that started them, and in a process that opens their store.
 
-use std::process::Command;
 use std::time::Duration;
 
 use latchwork::workflow::{Ctx, Engine, Workflow, workflow};
 
 use crate::report::{Figure, Report, resident_mb};
-use crate::{child, given, processor_seconds};
+use crate::{child, given, measured, processor_seconds};
 
 const IDLE: Duration = Duration::from_secs(5);
 
@@ -25,22 +24,13 @@ pub(crate) fn asleep(report: &Report) {
     }
     let count = if report.quick { 20_000 } else { 1_000_000 };
     let directory = tempfile::tempdir().expect("a directory");
-    let (started, started_cpu) = measured(child("child-fall-asleep", directory.path(), count));
-    let (opened, opened_cpu) = measured(child("child-asleep", directory.path(), count));
+    let [started, started_cpu] = measured(child("child-fall-asleep", directory.path(), count));
+    let [opened, opened_cpu] = measured(child("child-asleep", directory.path(), count));
     let figure = |name, value, unit, floor, target| report.add(Figure { name, value, unit, floor, target });
     figure("workflows.asleep", opened, "MB resident", 300.0, "≤ 1");
     figure("workflows.asleep.started", started, "MB resident", 300.0, "≤ 1");
     let idle = IDLE.as_secs_f64();
     figure("workflows.asleep.cpu", opened_cpu.max(started_cpu), "s in 5 s", idle, "about 0");
-}
-
-/// Returns what a child has measured.
-fn measured(mut child: Command) -> (f64, f64) {
-    let output = child.output().expect("a child");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let output = String::from_utf8_lossy(&output.stdout).into_owned();
-    let mut numbers = output.split_whitespace().filter_map(|number| number.parse::<f64>().ok());
-    (numbers.next().expect("the memory"), numbers.next().expect("the time of the processor"))
 }
 
 /// Starts executions that sleep.

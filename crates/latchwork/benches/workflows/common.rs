@@ -76,6 +76,15 @@ pub(crate) fn child(part: &str, directory: &Path, count: usize) -> Command {
     command
 }
 
+/// Runs a child to its end and returns the numbers that it has printed.
+pub(crate) fn measured<const N: usize>(mut child: Command) -> [f64; N] {
+    let output = child.output().expect("a child");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = String::from_utf8_lossy(&output.stdout).into_owned();
+    let numbers: Vec<f64> = output.split_whitespace().filter_map(|number| number.parse().ok()).collect();
+    numbers.try_into().unwrap_or_else(|_| panic!("{N} numbers, not {output:?}"))
+}
+
 /// The directory and the count from a child's arguments.
 pub(crate) fn given<'a>(mut words: impl Iterator<Item = &'a str>) -> (&'a Path, usize) {
     let directory = Path::new(words.next().expect("a directory"));

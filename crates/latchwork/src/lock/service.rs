@@ -110,7 +110,7 @@ impl Service {
         let ear = want.ear.as_ref().filter(|ear| !matches!(*ear.borrow(), Heard::Gone(_)));
         if let (Owner::Session(session), Some(ear)) = (&want.owner, ear) {
             let mut ears = self.ears.lock();
-            // Read under the lock: if it is not set yet, the one that sets it finds this request.
+            // Read under the lock of `ears`: if it is not set yet, the code that sets it will find this request.
             if self.is_over.load(Ordering::SeqCst) {
                 ear.send_replace(Heard::Gone(Gone::SessionLost));
                 return;

@@ -87,7 +87,7 @@ impl Layers {
         versions.extend(self.index.newest(key)?);
         versions.retain(|version| version.generation <= at);
         versions.extend(self.index.past_versions(key, at, limit)?);
-        // Versions older than the one that was current at the floor may already be removed.
+        // The version that was current at the floor is kept. Older versions may already be removed.
         let kept = versions.iter().take_while(|version| version.generation > floor).count();
         versions.truncate((kept + 1).min(limit));
         Ok(versions)

@@ -17,7 +17,7 @@ use super::index::Progress;
 use crate::disk::{Disk, DiskFile, Open};
 use crate::{Committed, Generation, Result, StoreError};
 
-/// How many segments are kept ready behind the one that is being written.
+/// How many empty segments are kept ready behind the segment in use.
 const SPARES: usize = 1;
 
 /// The directory of the log and the size of its segments.

@@ -18,7 +18,7 @@ use crate::workload::{Failing, failing};
 
 const STEPS: usize = 150;
 
-/// The attempts that were made on the data directory, and the one that failed.
+/// The attempts that were made on the data directory, and the attempt that failed.
 #[derive(Debug, Default)]
 struct Seen {
     attempts: usize,

@@ -87,7 +87,7 @@ pub struct Failing {
     pub error: Option<StoreError>,
     /// The store that failed; `None` if it was being opened or closed.
     pub store: Option<Store>,
-    /// The acknowledged commits, and after them the one that was sent and not answered.
+    /// The acknowledged commits, and after them the commit that was sent and not answered.
     pub ledger: Ledger,
     pub acknowledged: u64,
     pub now: Timestamp,

@@ -136,7 +136,7 @@ impl<'a> Broom<'a> {
         self.is_checked = false;
     }
 
-    /// Removes an execution that has ended, if it is the one that was due at that time.
+    /// Removes an execution that has ended, if its record names that time for its removal.
     async fn execution(&mut self, id: &ExecutionId, at: Option<Timestamp>) -> Result<()> {
         let Some((execution, rev)) = self.engine.read(id).await? else { return Ok(()) };
         let is_its = at.is_none_or(|at| execution.removal_us == Some(at.0));

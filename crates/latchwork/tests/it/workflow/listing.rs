@@ -309,16 +309,7 @@ async fn pages(test: &TestEngine, filter: &Filter, ascending: bool, limit: usize
 #[tokio::test]
 async fn lists_hold_what_a_full_scan_finds() {
     let (test, known) = populated().await;
-    for is in [
-        Status::Running,
-        Status::Waiting,
-        Status::Asleep,
-        Status::Parked,
-        Status::Completed,
-        Status::Failed,
-        Status::TimedOut,
-        Status::Cancelled,
-    ] {
+    for is in ALL {
         assert!(known.iter().filter(|known| known.is(is)).count() >= 4, "{is:?}");
     }
     let choices = choices(&known);

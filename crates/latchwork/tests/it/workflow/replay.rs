@@ -121,7 +121,7 @@ async fn a_workflow_that_panics_is_parked_and_the_engine_continues() {
     let removals = store.space(latchwork::store::SpaceSpec::new("workflow.removals").keys_used_once()).await.unwrap();
     let view = store.view().await.unwrap();
     let ended = view.scan(&removals.all(), latchwork::store::Order::Ascending, 10).await.unwrap();
-    assert_eq!(ended.len(), 2, "the one that completed and the one that was terminated");
+    assert_eq!(ended.len(), 2, "a completed and a terminated execution");
     assert!(matches!(engine.resume("0").await, Err(WorkflowError::NotParked { .. })));
     assert!(matches!(engine.resume("x").await, Err(WorkflowError::NotFound { .. })));
 }
