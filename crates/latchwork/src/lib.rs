@@ -1,21 +1,32 @@
 //! Work that must happen once, on one primitive: the conditional commit.
 //!
+//! | what you have | start here | the guide, in the repository |
+//! |---|---|---|
+//! | a function whose steps must each happen once, across crashes and restarts | [`workflow`](mod@workflow): [`workflow()`](workflow::workflow), [`Engine`](workflow::Engine), [`Ctx`](workflow::Ctx) | docs/workflows.md |
+//! | something that one caller at a time may do | [`lock`]: [`Engine::mutex`](workflow::Engine::mutex), or [`Locks`](lock::Locks) without an engine | docs/locks.md |
+//! | an action on an entity that one caller may run, however many ask | [`claim`]: [`Claims`](claim::Claims) | docs/claims.md |
+//! | JSON documents that many writers change | [`entity`]: [`Entities`](entity::Entities) | docs/entities.md |
+//! | typed values and counters that many tasks share | [`state`]: [`States`](state::States), [`Slot`](state::Slot) | docs/state.md |
+//! | keys, checks and writes of your own | [`store`]: [`Store`](store::Store), [`Commit`](store::Commit) | docs/store.md |
+//! | a test that crashes your workflow at every commit | `testing` (feature `testing`): `crash_everywhere` | docs/workflows/testing.md |
+//!
+//! Each module begins with an example that runs. All of them share one store: open it once and pass it to each `on`,
+//! for example `Engine::on(&store)` and `Entities::on(&store)`.
+//!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! use latchwork::entity::{Add, Entities, EntityError, Update};
 //! use latchwork::store::Store;
-//! use latchwork::json;
+//! use latchwork::workflow::{Ctx, Engine, workflow};
 //!
-//! let entities = Entities::on(&Store::memory().await?).await?; // or Entities::open("./data").await?
-//! entities.add(Add::new("document").id("plan").data(json!({"title": "A plan"}))).await?;
-//!
-//! let plan = entities.get("plan").await?.unwrap();
-//! entities.update(Update::new("plan").data(json!({"title": "The plan"})).if_rev(plan.rev)).await?;
-//!
-//! // The same rev again: another caller was faster. The error carries the entity's current rev.
-//! let late = entities.update(Update::new("plan").data(json!({"title": "No plan"})).if_rev(plan.rev)).await;
-//! assert!(matches!(late, Err(EntityError::RevisionConflict { expected, actual, .. }) if actual > expected));
+//! let order = workflow("order").run(async |ctx: Ctx, price: u64| {
+//!     let paid = ctx.run("charge", async || Ok(format!("{price} paid"))).await?;
+//!     ctx.run("ship", async || Ok(format!("{paid}, shipped"))).await
+//! });
+//! let store = Store::memory().await?; // or Store::open("./data").await?
+//! let engine = Engine::on(&store).register(&order).start().await?;
+//! let handle = engine.start(&order, 42).id("order-1").await?;
+//! assert_eq!(handle.result().await?, "42 paid, shipped");
 //! # Ok(()) }
 //! ```
 

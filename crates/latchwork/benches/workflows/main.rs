@@ -20,7 +20,9 @@ mod recovery;
 #[allow(dead_code)]
 mod report;
 
-use common::{as_task, child, given, in_turns, kill_when_ready, measured, processor_seconds, ready, runtime, steps_of, store};
+use common::{
+    as_task, child, given, in_turns, kill_when_ready, measured, processor_seconds, ready, runtime, steps_of, store,
+};
 use report::Report;
 
 fn main() {

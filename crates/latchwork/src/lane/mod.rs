@@ -176,15 +176,20 @@ impl<P: Plan> Drop for Worker<P> {
 impl<P: Plan> Worker<P> {
     async fn work(mut self) {
         let (mut known, mut jobs, mut most) = (P::Known::default(), VecDeque::new(), P::MOST);
-        let mut patience = None;
+        let (mut patience, mut has_landed) = (None, false);
         loop {
-            if let Some(turn) = self.fill(&mut jobs) {
+            if let Some(turn) = self.fill(&mut jobs, has_landed) {
                 // The other commit may change the key.
                 known = P::Known::default();
                 let (held, given_back) = oneshot::channel();
                 if turn.send(Turn(held)).is_ok() {
                     let _ = given_back.await;
                 }
+                continue;
+            }
+            if jobs.is_empty() && std::mem::take(&mut has_landed) {
+                // The callers that were just answered run first. Often one of them has the next job for this key.
+                tokio::task::yield_now().await;
                 continue;
             }
             if jobs.is_empty() {
@@ -203,7 +208,7 @@ impl<P: Plan> Worker<P> {
             let (size, behind) = (P::size(&batch), jobs.len());
             match self.plan.store().commit(commit).await {
                 Ok(Outcome::Applied(receipt)) => {
-                    most = P::MOST.min(most.saturating_mul(2));
+                    (most, has_landed) = (P::MOST.min(most.saturating_mul(2)), true);
                     self.plan.landed(&self.key, &mut known, batch, &receipt);
                 }
                 Ok(Outcome::Refused(refusal)) => {
@@ -244,8 +249,8 @@ impl<P: Plan> Worker<P> {
     }
 
     /// Takes the waiting jobs up to the next turn. Returns the turn if no job is before it. Without either, the lane is
-    /// removed.
-    fn fill(&mut self, jobs: &mut VecDeque<P::Job>) -> Option<oneshot::Sender<Turn>> {
+    /// removed, unless it `stays`.
+    fn fill(&mut self, jobs: &mut VecDeque<P::Job>, stays: bool) -> Option<oneshot::Sender<Turn>> {
         let mut busy = self.plan.lanes().busy.lock();
         let queue = busy.get_mut(&self.key).expect("a worker has a queue until it removes it");
         while jobs.len() < P::MOST && matches!(queue.entries.front(), Some(Entry::Job(_))) {
@@ -259,6 +264,7 @@ impl<P: Plan> Worker<P> {
         match queue.entries.pop_front() {
             Some(Entry::Turn(turn)) => return Some(turn),
             Some(Entry::Job(_)) => unreachable!("all jobs at the front were taken"),
+            None if stays => return None,
             None => {}
         }
         busy.remove(&self.key);

@@ -82,11 +82,12 @@ impl Layers {
     pub(super) fn versions(&self, key: &Key, at: Generation, floor: Generation, limit: usize) -> Result<Vec<Version>> {
         let mut versions: Vec<Version> = Vec::new();
         for overlay in self.overlays() {
-            versions.extend(overlay.versions(key).into_iter().rev());
+            versions.extend(overlay.versions(key, at, limit.saturating_sub(versions.len())));
         }
-        versions.extend(self.index.newest(key)?);
-        versions.retain(|version| version.generation <= at);
-        versions.extend(self.index.past_versions(key, at, limit)?);
+        if versions.len() < limit {
+            versions.extend(self.index.newest(key)?.filter(|version| version.generation <= at));
+            versions.extend(self.index.past_versions(key, at, limit)?);
+        }
         // The version that was current at the floor is kept. Older versions may already be removed.
         let kept = versions.iter().take_while(|version| version.generation > floor).count();
         versions.truncate((kept + 1).min(limit));

@@ -77,6 +77,13 @@ impl Chain {
         links[..links.partition_point(|link| link.generation() <= at)].last().map(Link::version)
     }
 
+    /// The last `limit` versions that are not newer than `at`, newest first. A hot key has thousands of versions here.
+    fn until(&self, at: Generation, limit: usize) -> Vec<Version> {
+        let links = self.0.read();
+        let until = links.partition_point(|link| link.generation() <= at);
+        links[until.saturating_sub(limit)..until].iter().rev().map(Link::version).collect()
+    }
+
     /// The changes of this key with their generations, oldest first.
     pub(super) fn changes(&self) -> SmallVec<[(Generation, Arc<Committed>, usize); 1]> {
         let links = self.0.read();
@@ -157,9 +164,9 @@ impl Overlay {
         self.chain(key)?.at(at)
     }
 
-    /// All versions of a key, oldest first.
-    pub(super) fn versions(&self, key: &Key) -> Vec<Version> {
-        self.chain(key).map(|chain| chain.0.read().iter().map(Link::version).collect()).unwrap_or_default()
+    /// The versions of a key that are not newer than `at`, newest first, at most `limit` of them.
+    pub(super) fn versions(&self, key: &Key, at: Generation, limit: usize) -> Vec<Version> {
+        self.chain(key).map(|chain| chain.until(at, limit)).unwrap_or_default()
     }
 
     /// Sorts the keys of the range's spaces and returns all sorted keys. They may include keys of other spaces.

@@ -26,7 +26,8 @@ pub(crate) struct Book<'a> {
     pub(super) engine: &'a Arc<Inner>,
     pub(super) view: View,
     pub(super) now: Timestamp,
-    gates: BTreeMap<Partition, Open>,
+    /// Boxed, because a map reserves room for eleven entries and most books have one.
+    gates: BTreeMap<Partition, Box<Open>>,
     buckets: BTreeMap<Partition, Filled>,
     /// Stored executions that a decision changes: the record before, its rev, and the record after.
     pub(super) changed: BTreeMap<ExecutionId, Changed>,
@@ -199,7 +200,7 @@ impl<'a> Book<'a> {
                 open.left = notes(&self.view, &left, gate.waiting).await?;
                 (open.rev, open.gate) = (Some(rev), gate);
             }
-            self.gates.insert(partition.clone(), open);
+            self.gates.insert(partition.clone(), Box::new(open));
         }
         Ok(self.gates.get_mut(partition).expect("it was opened"))
     }

@@ -122,8 +122,8 @@ pub trait Body {
     /// The type of its result.
     type Output;
 
-    /// Runs it once.
-    fn run(&self, attempt: Attempt) -> impl Future<Output = Result<Self::Output, Failure>> + Send;
+    /// Runs it once. Bodies that do not need the attempt do not ask for it.
+    fn run(&self, attempt: impl FnOnce() -> Attempt) -> impl Future<Output = Result<Self::Output, Failure>> + Send;
 }
 
 /// A body without parameters.
@@ -139,7 +139,7 @@ where
 {
     type Output = T;
 
-    fn run(&self, _: Attempt) -> impl Future<Output = Result<T, Failure>> + Send {
+    fn run(&self, _: impl FnOnce() -> Attempt) -> impl Future<Output = Result<T, Failure>> + Send {
         (self.0)()
     }
 }
@@ -151,8 +151,8 @@ where
 {
     type Output = T;
 
-    fn run(&self, attempt: Attempt) -> impl Future<Output = Result<T, Failure>> + Send {
-        (self.0)(attempt)
+    fn run(&self, attempt: impl FnOnce() -> Attempt) -> impl Future<Output = Result<T, Failure>> + Send {
+        (self.0)(attempt())
     }
 }
 
@@ -304,12 +304,12 @@ where
             return Ended::By(given.and_then(|value| serde_json::from_value(value).map_err(wrong)));
         }
         run.with(|state| state.attempts.begin(place, entry.attempts));
-        let beats = Beats::new(run, place, entry);
-        let attempt = Attempt {
+        let beats = self.silence.map(|_| Beats::new(run, place, entry));
+        let attempt = || Attempt {
             number: entry.attempts,
             idempotency_key: idempotency_key(run, place),
             progress: entry.progress.as_deref().map(str::to_string),
-            beats: beats.clone(),
+            beats: beats.clone().unwrap_or_else(|| Beats::new(run, place, entry)),
         };
         let span = tracing::info_span!("step", name = &*self.name, attempt = entry.attempts);
         let mut body = std::pin::pin!(caught(|| self.body.run(attempt)));
@@ -330,7 +330,8 @@ where
                 )));
             }
             while let Some(Poll::Ready(())) = silence.as_mut().map(|silence| silence.as_mut().poll(context)) {
-                let left = self.silence.unwrap_or_default().saturating_sub(beats.silence());
+                let silence_so_far = beats.as_ref().map(Beats::silence).unwrap_or_default();
+                let left = self.silence.unwrap_or_default().saturating_sub(silence_so_far);
                 if left.is_zero() {
                     return Poll::Ready(Ended::By(Err(Failure::new("the attempt sent no heartbeat for too long")
                         .with_code("latchwork.attempt.silent"))));

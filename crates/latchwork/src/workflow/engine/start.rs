@@ -390,6 +390,7 @@ struct Starting {
     supersede: Option<Supersede>,
 }
 
+// Every start allocates the future of `execute`. The futures of rare cases are boxed, so that it stays small.
 impl Starting {
     async fn start(&self, is_given: bool) -> Result<Started> {
         let inner = &self.inner;
@@ -398,7 +399,7 @@ impl Starting {
         let is_gathered = self.definition.policy.gather().is_some() || self.supersede.is_some();
         if is_given
             && !is_gathered
-            && let Some(started) = self.existing().await?
+            && let Some(started) = Box::pin(self.existing()).await?
         {
             return Ok(started);
         }
@@ -408,7 +409,7 @@ impl Starting {
         loop {
             if is_given
                 && let Some(how) = self.supersede
-                && inner.take_place(&self.id, &self.execution, asked.as_ref(), how).await?
+                && Box::pin(inner.take_place(&self.id, &self.execution, asked.as_ref(), how)).await?
             {
                 return Ok(self.id.clone().into());
             }
@@ -424,7 +425,7 @@ impl Starting {
                 return Ok(started);
             }
             if first.is_ok() || self.join {
-                match self.existing().await {
+                match Box::pin(self.existing()).await {
                     Err(WorkflowError::AlreadyStarted { .. }) if self.supersede.is_some() => {}
                     Err(error) => return Err(error),
                     Ok(Some(started)) => return Ok(started),
@@ -443,8 +444,14 @@ impl Starting {
 
     /// Returns the execution that was started under this key, if it exists. The signal is sent to it.
     async fn keyed(&self) -> Result<Option<Started>> {
-        let (inner, Execution { workflow, input, key, .. }) = (&self.inner, &self.execution);
-        let Some(key) = key else { return Ok(None) };
+        match &self.execution.key {
+            Some(key) => Box::pin(self.keyed_under(key)).await,
+            None => Ok(None),
+        }
+    }
+
+    async fn keyed_under(&self, key: &str) -> Result<Option<Started>> {
+        let (inner, Execution { workflow, input, .. }) = (&self.inner, &self.execution);
         let place = inner.spaces.keys.key(keyed_key(workflow, key));
         let found = fetch::<Keyed>(&inner.store.view().await?, &place, || format!("idempotency key {key:?}")).await?;
         let Some((found, _)) = found else { return Ok(None) };
@@ -468,7 +475,7 @@ impl Starting {
     async fn first(&self, asked: &Option<Asked>) -> Result<Option<Started>> {
         let (inner, id) = (&self.inner, &self.id);
         let runs = match asked {
-            Some(asked) => inner.would_run(&self.definition, asked).await?,
+            Some(asked) => Box::pin(inner.would_run(&self.definition, asked)).await?,
             None => true,
         };
         let execution = self.execution.clone();
@@ -484,6 +491,12 @@ impl Starting {
                 Ok(Err(error)) => Err(error),
             };
         }
+        Box::pin(self.store_first(asked, execution)).await
+    }
+
+    /// Stores the execution, which is not in memory yet.
+    async fn store_first(&self, asked: &Option<Asked>, execution: Execution) -> Result<Option<Started>> {
+        let (inner, id) = (&self.inner, &self.id);
         let (engine, receiver, signal) = (inner.clone(), id.clone(), self.signal.clone());
         let stored = Stored::new(inner, id, move |part| match &signal {
             Some(signal) => with_signal(&engine, &receiver, part, signal),
@@ -539,5 +552,20 @@ impl Starting {
             (false, _) if self.signal.is_some() => Err(WorkflowError::Ended { id: id.clone() }),
             (false, _) => Err(WorkflowError::AlreadyStarted { id: id.clone() }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Store;
+    use crate::workflow::{Ctx, workflow};
+
+    #[tokio::test]
+    async fn the_future_of_a_start_is_small() {
+        let echo = workflow("echo").run(async |_: Ctx, input: u64| Ok(input));
+        let engine = Engine::on(&Store::memory().await.unwrap()).register(&echo).start().await.unwrap();
+        let bytes = size_of_val(&engine.start(&echo, 7).start.execute());
+        assert!(bytes <= 4096, "{bytes} bytes");
     }
 }

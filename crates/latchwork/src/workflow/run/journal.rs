@@ -3,7 +3,7 @@
 //! hold half of the entries that belong together. It knows nothing of the record, of messages or of what operations
 //! wait for.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 
 use crate::lane::Part;
 use crate::store::{Commit, Key, Write};
@@ -33,10 +33,10 @@ impl Pending {
 }
 
 pub(crate) struct Journal {
-    /// A handful at most.
-    pending: BTreeMap<Place, Pending>,
-    /// Entries of the present poll.
-    draft: BTreeMap<Place, Pending>,
+    /// In the order of their places, one for each place.
+    pending: Vec<Pending>,
+    /// Entries of the present poll, in the same way.
+    draft: Vec<Pending>,
     bytes: usize,
     /// No entry that waits for a commit has a lower stamp.
     first: u64,
@@ -44,7 +44,7 @@ pub(crate) struct Journal {
     stamps: u64,
     wanted: u64,
     /// The commits in flight by number, and the first stamp of each.
-    flights: BTreeMap<u64, u64>,
+    flights: Vec<(u64, u64)>,
     last_flight: u64,
     /// The branches that were dropped while commits were in flight.
     lost: Vec<Path>,
@@ -57,13 +57,13 @@ pub(crate) struct Journal {
 impl Default for Journal {
     fn default() -> Journal {
         Journal {
-            pending: BTreeMap::new(),
-            draft: BTreeMap::new(),
+            pending: Vec::new(),
+            draft: Vec::new(),
             bytes: 0,
             first: u64::MAX,
             stamps: 0,
             wanted: 0,
-            flights: BTreeMap::new(),
+            flights: Vec::new(),
             last_flight: 0,
             lost: Vec::new(),
             carrier: None,
@@ -94,14 +94,18 @@ impl Journal {
 
     /// The entries of one poll belong together: the next commit takes them all.
     pub(super) fn release(&mut self) {
-        for pending in std::mem::take(&mut self.draft).into_values() {
+        if self.pending.is_empty() {
+            // The usual case. Both keep their memory.
+            return std::mem::swap(&mut self.pending, &mut self.draft);
+        }
+        for pending in self.draft.drain(..) {
             keep(&mut self.pending, pending);
         }
     }
 
     /// Drops an entry whose commit failed.
     pub(super) fn take_back(&mut self, place: &Place) {
-        self.pending.remove(place);
+        self.pending.retain(|pending| pending.place != *place);
     }
 
     /// Asks for everything so far to become durable. Returns its last stamp.
@@ -118,7 +122,7 @@ impl Journal {
     /// True if everything up to a stamp is durable.
     pub(super) fn is_durable(&self, stamp: u64) -> bool {
         let is_empty = self.pending.is_empty() && self.draft.is_empty();
-        (is_empty || self.first > stamp) && self.flights.values().all(|first| *first > stamp)
+        (is_empty || self.first > stamp) && self.flights.iter().all(|(_, first)| *first > stamp)
     }
 
     /// True if an entry has to become durable and no commit holds it.
@@ -132,7 +136,7 @@ impl Journal {
 
     /// True if a body has begun and no commit records that.
     pub(super) fn has_intent(&self) -> bool {
-        self.pending.values().any(|pending| pending.entry.is_intent())
+        self.pending.iter().any(|pending| pending.entry.is_intent())
     }
 
     /// True if enough is pending to make a commit now.
@@ -142,22 +146,25 @@ impl Journal {
 
     /// True if a pending entry has an effect on other records.
     pub(super) fn has_effects(&self) -> bool {
-        self.pending.values().chain(self.draft.values()).any(|pending| pending.effect.is_some())
+        self.pending.iter().chain(&self.draft).any(|pending| pending.effect.is_some())
     }
 
     /// Takes the pending entries for a commit, except for entries that would write a key that the commit writes
     /// already. The caller then calls [`Journal::fly`].
     pub(super) fn take(&mut self, commit: &Commit) -> Vec<Pending> {
-        let first = self.draft.values().map(|pending| pending.stamp).min();
+        let first = self.draft.iter().map(|pending| pending.stamp).min();
         (self.bytes, self.first) = (0, first.unwrap_or(u64::MAX));
-        let all = std::mem::take(&mut self.pending).into_values();
+        let all = std::mem::take(&mut self.pending);
+        if all.iter().all(|pending| pending.effect.is_none()) {
+            return all;
+        }
         let mut written: HashSet<Key> = commit.writes().iter().map(|write| write.key().clone()).collect();
         let mut taken = Vec::with_capacity(all.len());
         for pending in all {
             let keys = || pending.effect.iter().flat_map(|effect| effect.part.writes()).map(Write::key);
             if keys().any(|key| written.contains(key)) {
                 self.first = self.first.min(pending.stamp);
-                self.pending.insert(pending.place.clone(), pending);
+                self.pending.push(pending);
             } else {
                 written.extend(keys().cloned());
                 taken.push(pending);
@@ -170,13 +177,13 @@ impl Journal {
     pub(super) fn fly(&mut self, taken: &[Pending]) -> u64 {
         self.last_flight += 1;
         let first = taken.iter().map(|pending| pending.stamp).min().unwrap_or(u64::MAX);
-        self.flights.insert(self.last_flight, first);
+        self.flights.push((self.last_flight, first));
         self.last_flight
     }
 
     /// A commit has landed, or has failed and its entries were put back.
     pub(super) fn arrive(&mut self, flight: u64) {
-        self.flights.remove(&flight);
+        self.flights.retain(|(number, _)| *number != flight);
         if self.flights.is_empty() {
             self.lost.clear();
         }
@@ -193,7 +200,9 @@ impl Journal {
             }
             self.first = self.first.min(pending.stamp);
             // A newer entry at the same place stays.
-            self.pending.entry(pending.place.clone()).or_insert(pending);
+            if let Err(index) = position(&self.pending, &pending.place) {
+                self.pending.insert(index, pending);
+            }
         }
         given_back
     }
@@ -203,8 +212,8 @@ impl Journal {
     pub(super) fn give_up(&mut self, branch: &Path) -> Vec<Address> {
         let mut given_back = Vec::new();
         for kept in [&mut self.pending, &mut self.draft] {
-            let lost = kept.extract_if(.., |place, _| place.branch.is_within(branch));
-            given_back.extend(lost.filter_map(|(_, pending)| pending.received()));
+            let lost = kept.extract_if(.., |pending| pending.place.branch.is_within(branch));
+            given_back.extend(lost.filter_map(Pending::received));
         }
         if !self.flights.is_empty() {
             self.lost.push(branch.clone());
@@ -218,14 +227,14 @@ impl Journal {
         let written: HashSet<&Key> =
             written.filter(|write| !matches!(write, Write::Delete(_))).map(Write::key).collect();
         let is_on = |effect: &Effect| effect.part.writes().iter().any(|write| written.contains(write.key()));
-        self.pending.retain(|_, pending| !pending.effect.as_ref().is_some_and(is_on));
+        self.pending.retain(|pending| !pending.effect.as_ref().is_some_and(is_on));
     }
 
     /// Drops reviews that no commit has opened. The commit that ends the execution or continues as new does not open
     /// them.
     pub(super) fn forget_reviews(&mut self) {
         let is_review = |pending: &Pending| pending.entry.kind == Kind::Review && pending.effect.is_some();
-        self.pending.retain(|_, pending| !is_review(pending));
+        self.pending.retain(|pending| !is_review(pending));
     }
 
     /// Drops all pending entries.
@@ -282,10 +291,19 @@ impl Journal {
 }
 
 /// Keeps an entry in place of an earlier one. The effect of the earlier one is kept if the new one has none.
-fn keep(kept: &mut BTreeMap<Place, Pending>, mut pending: Pending) {
-    let before = kept.remove(&pending.place);
-    pending.effect = pending.effect.or(before.and_then(|before| before.effect));
-    kept.insert(pending.place.clone(), pending);
+fn keep(kept: &mut Vec<Pending>, mut pending: Pending) {
+    match position(kept, &pending.place) {
+        Ok(index) => {
+            pending.effect = pending.effect.or(kept[index].effect.take());
+            kept[index] = pending;
+        }
+        Err(index) => kept.insert(index, pending),
+    }
+}
+
+/// The index of the entry at this place, or the index where it has to be inserted.
+fn position(kept: &[Pending], place: &Place) -> Result<usize, usize> {
+    kept.binary_search_by(|pending| pending.place.cmp(place))
 }
 
 #[cfg(test)]
