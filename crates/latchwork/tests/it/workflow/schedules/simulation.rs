@@ -88,8 +88,9 @@ impl Play {
             let before = pause().await?;
             env.sleep(Duration::from_secs(env.random() % 120)).await;
             let after = pause().await?;
-            // The operator in the next process may have resumed it meanwhile; then this is another pause, or none.
-            let is_same = before.unzip().0 == after.unzip().0;
+            // The operator of another life may have resumed it meanwhile; then this is another pause, or none.
+            let paused = before.and_then(|(paused, _)| paused);
+            let is_same = paused.is_some() && after.and_then(|(paused, _)| paused) == paused;
             if is_same && after != before {
                 self.complaints.lock().push(format!("started in a pause: {before:?}, {after:?}"));
             }
