@@ -1,6 +1,8 @@
 //! Style rules that are worth a check: lengths of lines, functions and files, the header of a file, words for
-//! unfinished work, and the order of the layers in the library.
+//! unfinished work, the order of the layers in the library, and names of types that stand for two things.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -13,17 +15,23 @@ const FILE: usize = 600;
 const LAYERS: [&str; 10] = ["json", "lane", "entity", "state", "node", "lock", "workflow", "claim", "flow", "testing"];
 const LIBRARY: &str = "crates/latchwork/src/";
 
+/// The sources in which each name of a type is defined once.
+const ONE_NAME: [&str; 2] = [LIBRARY, "crates/store/src/"];
+/// Names that several modules may define. `Cursor` and `Page` leave this list when all lists share them.
+const SHARED: [&str; 3] = ["Cursor", "Page", "Result"];
+
 pub(crate) fn check(root: &Path) -> Result<()> {
     let mut files = Vec::new();
     for folder in ["benches/peers/src", "crates", "xtask"] {
         rust_files(&root.join(folder), &mut files)?;
     }
     files.sort();
-    let mut found = Vec::new();
+    let (mut found, mut types) = (Vec::new(), BTreeMap::new());
     for path in &files {
         let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
         let name = path.strip_prefix(root).unwrap_or(path).display().to_string();
         let complaints = complaints(&text).into_iter().chain(wrong_ways(&name, &text));
+        let complaints = complaints.chain(second_types(&name, &text, &mut types));
         found.extend(complaints.map(|(line, what)| format!("{name}:{line}: {what}")));
     }
     if found.is_empty() {
@@ -97,6 +105,44 @@ fn wrong_ways(name: &str, text: &str) -> Vec<(usize, String)> {
     found
 }
 
+/// Types whose name another type of the same crate has. `known` holds the first place of each name, by crate.
+fn second_types(name: &str, text: &str, known: &mut BTreeMap<(&'static str, String), String>) -> Vec<(usize, String)> {
+    let Some(folder) = ONE_NAME.into_iter().find(|folder| name.starts_with(folder)) else { return Vec::new() };
+    if name.ends_with("_tests.rs") {
+        return Vec::new();
+    }
+    let mut found = Vec::new();
+    let mut lines = text.lines().enumerate().peekable();
+    while let Some((index, line)) = lines.next() {
+        if line == "#[cfg(test)]" && lines.peek().is_some_and(|(_, next)| next.starts_with("mod tests")) {
+            break;
+        }
+        let Some(defined) = defined_type(line).filter(|defined| !SHARED.contains(defined)) else { continue };
+        match known.entry((folder, defined.into())) {
+            Entry::Vacant(first) => {
+                first.insert(format!("{name}:{}", index + 1));
+            }
+            Entry::Occupied(first) => {
+                found.push((index + 1, format!("{defined} is also the name of the type at {}", first.get())));
+            }
+        }
+    }
+    found
+}
+
+/// The name of the type that a line without indentation defines.
+fn defined_type(line: &str) -> Option<&str> {
+    let mut words = line.split(' ');
+    let mut word = words.next()?;
+    if word.starts_with("pub") {
+        word = words.find(|word| !word.ends_with(')'))?;
+    }
+    if !["struct", "enum", "trait", "type", "union"].contains(&word) {
+        return None;
+    }
+    words.next()?.split(|letter: char| !letter.is_alphanumeric() && letter != '_').next()
+}
+
 /// The number of lines of the function that starts here, by the indentation that rustfmt gives its last line.
 fn function_length(lines: &[&str]) -> Option<usize> {
     let first = lines.first()?;
@@ -129,6 +175,23 @@ mod tests {
         assert_eq!(lines("record.rs", text), [1, 3], "what serves all layers uses none");
         assert!(lines("lib.rs", text).is_empty());
         assert!(wrong_ways("crates/cli/src/main.rs", text).is_empty());
+    }
+
+    #[test]
+    fn a_name_stands_for_one_type_of_a_crate() {
+        let mut known = BTreeMap::new();
+        let mut found = |name: &str, text: &str| -> Vec<usize> {
+            second_types(name, text, &mut known).into_iter().map(|(line, _)| line).collect()
+        };
+        let first = "pub(in crate::a) struct Job<T>(T);\ntype Result = ();\nstruct Done;\n    type Known = ();\n";
+        assert!(found("crates/latchwork/src/a.rs", first).is_empty());
+        let second = "type Result = ();\npub enum Known {\n}\npub(crate) trait Job {}\nstruct Done {\n}\n";
+        assert_eq!(found("crates/latchwork/src/b.rs", second), [4, 5]);
+        assert!(found("crates/store/src/b.rs", second).is_empty(), "another crate");
+        assert!(found("crates/latchwork/src/b_tests.rs", second).is_empty());
+        assert!(found("crates/latchwork/src/c.rs", "#[cfg(test)]\nmod tests {\n}\nstruct Job;\n").is_empty());
+        assert!(found("crates/cli/src/list.rs", second).is_empty());
+        assert_eq!(found("crates/latchwork/src/d.rs", "#[cfg(test)]\nmod arbitrary;\nstruct Job;\n"), [3]);
     }
 
     #[test]

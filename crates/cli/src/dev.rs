@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use latchwork::workflow::{Engine, ExecutionState, Filter, Handle, Status, WaitsFor, WorkflowError};
+use latchwork::workflow::{Engine, ExecutionFilter, ExecutionState, Handle, Status, WaitsFor, WorkflowError};
 use serde::Serialize;
 use tokio::task::JoinSet;
 
@@ -213,7 +213,7 @@ async fn work(engine: &Engine, demo: &Demo, directory: &Path, is_worker: bool, d
 
 /// The transfers that were started before, and their states.
 async fn known(engine: &Engine, demo: &Demo) -> Result<std::collections::HashMap<String, ExecutionState>> {
-    let filter = Filter::new().workflow(bank::WORKFLOW).tag(demo.tag());
+    let filter = ExecutionFilter::new().workflow(bank::WORKFLOW).tag(demo.tag());
     let (mut known, mut next) = (std::collections::HashMap::new(), None);
     loop {
         let page = engine.list(filter.clone()).limit(PAGE).after(next).await?;
@@ -228,7 +228,7 @@ async fn known(engine: &Engine, demo: &Demo) -> Result<std::collections::HashMap
 /// The state of the demonstration now. It reads only waiting and parked executions, and the accounts.
 async fn frame(engine: &Engine, bank: &Bank<'_>, demo: &Demo, tally: &Tally) -> Result<Frame> {
     let mut frame = Frame { transfers: demo.transfers, done: tally.done_before + tally.done, ..Frame::default() };
-    let filter = Filter::new().workflow(bank::WORKFLOW).is(Status::Waiting);
+    let filter = ExecutionFilter::new().workflow(bank::WORKFLOW).is(Status::Waiting);
     let mut next = None;
     loop {
         let page = engine.list(filter.clone()).limit(PAGE).after(next).await?;
@@ -243,7 +243,7 @@ async fn frame(engine: &Engine, bank: &Bank<'_>, demo: &Demo, tally: &Tally) -> 
             break;
         }
     }
-    let parked = engine.list(Filter::new().workflow(bank::WORKFLOW).is(Status::Parked)).limit(PAGE).await?;
+    let parked = engine.list(ExecutionFilter::new().workflow(bank::WORKFLOW).is(Status::Parked)).limit(PAGE).await?;
     frame.parked = parked.executions.len() as u32;
     // The counts are read one after the other while executions run, so they may not add up.
     let rest = frame.locked + frame.asleep + frame.parked + frame.done + tally.failed;

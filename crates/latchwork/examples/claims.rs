@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use latchwork::claim::{
-    Abandoned, ActionCtx, AfterEffect, ClaimError, ClaimWorkflow, Claims, DurableCall, Fired, Outcome, Recovery, Step,
-    durable_action,
+    Abandoned, ActionCtx, AfterEffect, ClaimError, ClaimStep, ClaimWorkflow, Claims, DurableCall, Fired, Outcome,
+    Recovery, durable_action,
 };
 use latchwork::entity::{Add, Entity};
 use latchwork::store::Store;
@@ -154,7 +154,7 @@ async fn durable(store: &Store) -> Result {
     });
     let billing = ClaimWorkflow::new("billing", "billing", "period")
         .statuses(["approved", "closing", "closed"])
-        .step(Step::new(20, "close", "approved", "closed").claimed("closing").action("CloseBilling"));
+        .step(ClaimStep::new(20, "close", "approved", "closed").claimed("closing").action("CloseBilling"));
     let engine = Engine::on(store).register(close.workflow()).start().await?;
     let claims = Claims::on(&engine).workflow(billing).durable_action(&close).start().await?;
     claims.add("billing", Add::new("period").id("may").data(json!({"status": "approved"}))).await?;

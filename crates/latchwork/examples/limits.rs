@@ -58,8 +58,8 @@ async fn at_once(store: &Store) -> Result {
 
 /// One at a time; at most two others wait in a queue. A higher priority goes first.
 async fn queued(store: &Store) -> Result {
-    let line = Queue::new().depth(2).priority(Duration::from_secs(60), |import: &Import| import.priority);
-    let import = import(workflow("import").concurrency(1).when_full(line));
+    let queue = Queue::new().depth(2).priority(Duration::from_secs(60), |import: &Import| import.priority);
+    let import = import(workflow("import").concurrency(1).when_full(queue));
     let engine = Engine::on(store).register(&import).start().await?;
     let start = |id: &str, priority| engine.start(&import, of(id, priority)).id(id);
     start("first", 0).await?;

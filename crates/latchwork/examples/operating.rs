@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use latchwork::store::Store;
 use latchwork::workflow::{
-    Attribute, Ctx, Engine, ExecutionState, Executions, Failure, Filter, Retry, Status, WaitsFor, Workflow,
+    Attribute, Ctx, Engine, ExecutionFilter, ExecutionState, Executions, Failure, Retry, Status, WaitsFor, Workflow,
     WorkflowError, workflow,
 };
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
@@ -127,7 +127,7 @@ async fn lists(engine: &Engine) -> Result {
     while engine.residents() > 0 {
         engine.store().env().sleep(Duration::from_millis(10)).await;
     }
-    let stuck = Filter::new().workflow("order").waits_for(WaitsFor::Retry("charge".into()));
+    let stuck = ExecutionFilter::new().workflow("order").waits_for(WaitsFor::Retry("charge".into()));
     let expensive = stuck.clone().tag("vip").at_least("price", 40);
     let page = engine.list(expensive).descending().limit(10).await?;
     for execution in &page.executions {
@@ -152,7 +152,7 @@ async fn lists(engine: &Engine) -> Result {
 async fn bulk(engine: &Engine, order: &Workflow<i64, String>) -> Result {
     BANK.store(true, Ordering::SeqCst);
     engine.retry_now("o1").await?;
-    let stuck = Filter::new().workflow("order").waits_for(WaitsFor::Retry("charge".into()));
+    let stuck = ExecutionFilter::new().workflow("order").waits_for(WaitsFor::Retry("charge".into()));
     let report = engine.bulk(stuck.clone()).dry_run().retry().await?;
     println!("{} would be tried again", report.matched);
     let report = engine.bulk(stuck).retry().await?;
@@ -161,13 +161,15 @@ async fn bulk(engine: &Engine, order: &Workflow<i64, String>) -> Result {
     for id in ["o1", "o2", "o3"] {
         until(engine, id, |waits| matches!(waits, WaitsFor::Signal(_))).await?;
     }
-    let paid = Filter::new().workflow("order").attribute("shop", "north").less_than("price", 100);
+    let paid = ExecutionFilter::new().workflow("order").attribute("shop", "north").less_than("price", 100);
     let report = engine.bulk(paid.clone()).operation("monday").signal("approve", &"Ada").await?;
     println!("{} were approved", report.done);
     println!("{}", engine.handle(order, "o1").result().await?);
     println!("{}", engine.handle(order, "o3").result().await?);
-    let report =
-        engine.bulk(Filter::new().tag("vip").is(Status::Running).is(Status::Waiting)).cancel("closing time").await?;
+    let report = engine
+        .bulk(ExecutionFilter::new().tag("vip").is(Status::Running).is(Status::Waiting))
+        .cancel("closing time")
+        .await?;
     println!("{} was cancelled: {:?}", report.done, engine.handle(order, "o2").result().await.err());
     Ok(())
 }
@@ -210,7 +212,7 @@ async fn parked(engine: Engine, store: &Store, order: &Workflow<i64, String>) ->
         engine.store().env().sleep(Duration::from_millis(1)).await;
     }
     drop(std::panic::take_hook());
-    for execution in engine.list(Filter::new().is(Status::Parked)).await?.executions {
+    for execution in engine.list(ExecutionFilter::new().is(Status::Parked)).await?.executions {
         println!("{}: {:?}", execution.id, execution.state);
     }
     engine.stop();

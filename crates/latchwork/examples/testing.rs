@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use latchwork::testing::{Crashes, Faults, Simulation, TestEngine, What, crash_everywhere, replay};
+use latchwork::testing::{Crashes, Faults, Simulation, TestEngine, TraceKind, crash_everywhere, replay};
 use latchwork::workflow::{Attempt, Ctx, Engine, ExecutionState, Failure, History, Kind, Retry, Workflow, workflow};
 
 type Result<T = ()> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -188,7 +188,7 @@ fn simulations() -> Result {
     for seed in 0.. {
         let report = Simulation::new(seed).faults(faults.clone()).register(&order).start(&order, "a", 7).run();
         report.assert_settled();
-        if report.events.iter().any(|event| matches!(event.what, What::Crash(_))) {
+        if report.events.iter().any(|event| matches!(event.what, TraceKind::Crash(_))) {
             println!("{report}");
             break;
         }

@@ -27,13 +27,13 @@ pub struct MemoryBackend {
     env: Env,
     identity: u128,
     retention: Arc<Retention>,
-    state: Mutex<State>,
+    state: Mutex<MemoryState>,
     /// The latest generation, for callers that wait for a newer one. `None` once the store is closed.
     latest: Mutex<Option<watch::Sender<Generation>>>,
 }
 
 #[derive(Default)]
-struct State {
+struct MemoryState {
     closed: bool,
     generation: Generation,
     time: Timestamp,
@@ -45,8 +45,8 @@ struct State {
 }
 
 /// The state as checks see it.
-struct Newest<'a> {
-    state: &'a State,
+struct NewestInMemory<'a> {
+    state: &'a MemoryState,
     retention: &'a Retention,
 }
 
@@ -63,7 +63,7 @@ impl MemoryBackend {
         }
     }
 
-    fn state(&self) -> Result<MutexGuard<'_, State>> {
+    fn state(&self) -> Result<MutexGuard<'_, MemoryState>> {
         let state = self.state.lock();
         if state.closed { Err(StoreError::Closed) } else { Ok(state) }
     }
@@ -71,14 +71,15 @@ impl MemoryBackend {
     fn commit_now(&self, commit: Commit) -> Result<Outcome> {
         let mut state = self.state()?;
         let now = self.env.now().max(state.time);
-        let (committed, receipt) = match evaluate(commit, &Newest { state: &state, retention: &self.retention }, now)? {
-            Decision::Refuse(refusal) => {
-                state.stats.refused += 1;
-                return Ok(Outcome::Refused(refusal));
-            }
-            Decision::Answer(receipt) => return Ok(Outcome::Applied(receipt)),
-            Decision::Apply(committed, receipt) => (committed, receipt),
-        };
+        let (committed, receipt) =
+            match evaluate(commit, &NewestInMemory { state: &state, retention: &self.retention }, now)? {
+                Decision::Refuse(refusal) => {
+                    state.stats.refused += 1;
+                    return Ok(Outcome::Refused(refusal));
+                }
+                Decision::Answer(receipt) => return Ok(Outcome::Applied(receipt)),
+                Decision::Apply(committed, receipt) => (committed, receipt),
+            };
         if committed.changes.iter().any(|change| change.key.space() == SPACES) {
             self.retention.declared(committed.generation);
         }
@@ -96,7 +97,7 @@ impl MemoryBackend {
         }
     }
 
-    fn clean(&self, state: &mut State) -> Result<bool> {
+    fn clean(&self, state: &mut MemoryState) -> Result<bool> {
         self.retention
             .advance(state.generation, self.env.now().max(state.time), |time, spaces| Ok(state.before(time, spaces)))?;
         Ok(state.drop_below(&self.retention))
@@ -131,7 +132,7 @@ impl MemoryBackend {
     }
 }
 
-impl State {
+impl MemoryState {
     fn apply(&mut self, committed: Committed) {
         let committed = Arc::new(committed);
         let Committed { generation, time, .. } = *committed;
@@ -199,7 +200,7 @@ fn at(versions: &[Version], generation: Generation) -> Option<&Version> {
     versions[..versions.partition_point(|version| version.generation <= generation)].last()
 }
 
-impl Present for Newest<'_> {
+impl Present for NewestInMemory<'_> {
     fn generation(&self) -> Generation {
         self.state.generation
     }

@@ -69,7 +69,7 @@ impl Rules {
 /// Pins, rules and floors of one store, for a backend that is the only user of its storage.
 #[derive(Debug)]
 pub struct Retention {
-    state: Mutex<State>,
+    state: Mutex<RetentionState>,
     /// The highest floor. A view of the newest generation compares with it and needs no lock.
     highest: AtomicU64,
     /// The generation of the newest declaration of a space.
@@ -77,7 +77,7 @@ pub struct Retention {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct RetentionState {
     pins: BTreeMap<Generation, usize>,
     /// The rules, with the generation of the declaration that they come from.
     rules: BTreeMap<SpaceId, (Rules, Generation)>,
@@ -107,7 +107,7 @@ impl Retention {
     pub fn new(floors: BTreeMap<SpaceId, Generation>) -> Arc<Retention> {
         let highest = AtomicU64::new(floors.values().max().map_or(0, |floor| floor.0));
         let rules = Rules::own().into_iter().map(|(space, rules)| (space, (rules, Generation(0)))).collect();
-        let state = Mutex::new(State { pins: BTreeMap::new(), rules, floors });
+        let state = Mutex::new(RetentionState { pins: BTreeMap::new(), rules, floors });
         Arc::new(Retention { state, highest, declared: AtomicU64::new(0) })
     }
 
@@ -254,13 +254,13 @@ impl Retention {
         Ok(floors)
     }
 
-    fn remember_highest(&self, state: &State) {
+    fn remember_highest(&self, state: &RetentionState) {
         let highest = state.floors.values().max().map_or(0, |floor| floor.0);
         self.highest.fetch_max(highest, Ordering::SeqCst);
     }
 }
 
-impl State {
+impl RetentionState {
     fn pinned(&self) -> usize {
         self.pins.values().sum()
     }

@@ -69,24 +69,24 @@ pub(crate) fn read(disk: &Arc<dyn Disk>, directory: &Path) -> Result<Contents> {
     let backend = FileOptions::new().shared_disk(disk.clone()).open_snapshot(directory)?;
     let (generation, time) = (backend.visible(), backend.time());
     let identity = backend.identity();
-    Ok(Contents { generation, time, identity, records: Box::new(Records::new(backend, generation)) })
+    Ok(Contents { generation, time, identity, records: Box::new(RecordReader::new(backend, generation)) })
 }
 
 /// Iterates over the records of a store that does not change, in key order.
-struct Records {
+struct RecordReader {
     backend: FileBackend,
     generation: Generation,
     rest: Range,
     batch: std::vec::IntoIter<(Key, Version)>,
 }
 
-impl Records {
-    fn new(backend: FileBackend, generation: Generation) -> Records {
-        Records { backend, generation, rest: Range::everything(), batch: Vec::new().into_iter() }
+impl RecordReader {
+    fn new(backend: FileBackend, generation: Generation) -> RecordReader {
+        RecordReader { backend, generation, rest: Range::everything(), batch: Vec::new().into_iter() }
     }
 }
 
-impl Iterator for Records {
+impl Iterator for RecordReader {
     type Item = Result<(Key, Version)>;
 
     fn next(&mut self) -> Option<Self::Item> {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use latchwork::claim::{DeadLetter, Holder, OpenClaim, Transition, TransitionKind};
+use latchwork::claim::{ClaimHolder, DeadLetter, OpenClaim, Transition, TransitionKind};
 use latchwork::entity::EntityId;
 use latchwork::store::Timestamp;
 use serde::Serialize;
@@ -37,7 +37,7 @@ pub(crate) struct ClaimFields {
 
 impl ClaimFields {
     pub(crate) fn of(claim: OpenClaim) -> ClaimFields {
-        let Holder { owner, requester, actor, since, lease_left, needs_review, .. } = claim.holder;
+        let ClaimHolder { owner, requester, actor, since, lease_left, needs_review, .. } = claim.holder;
         let ms = |left: Duration| u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
         ClaimFields {
             entity: claim.entity,

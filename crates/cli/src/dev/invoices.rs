@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use latchwork::claim::{ActionCtx, ClaimWorkflow, Claims, Fired, Outcome, Step, StoredClaims, TransitionKind};
+use latchwork::claim::{ActionCtx, ClaimStep, ClaimWorkflow, Claims, Fired, Outcome, StoredClaims, TransitionKind};
 use latchwork::entity::{Add, Entities, EntityId};
 use latchwork::store::Env;
 use latchwork::workflow::Engine;
@@ -109,7 +109,7 @@ impl Invoices {
     pub(crate) async fn open(demo: &Demo, engine: &Engine) -> Result<Invoices> {
         let workflow = ClaimWorkflow::new(WORKFLOW, "demo", invoices(demo.round))
             .statuses(["sent", "applying_payment", "paid"])
-            .step(Step::new(20, STEP, "sent", "paid").claimed("applying_payment").action("ApplyPayment"));
+            .step(ClaimStep::new(20, STEP, "sent", "paid").claimed("applying_payment").action("ApplyPayment"));
         let (round, counts) = (demo.round, Arc::<Counts>::default());
         let counted = counts.clone();
         let claims = Claims::on(engine)

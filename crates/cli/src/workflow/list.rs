@@ -4,7 +4,7 @@ use anyhow::Result;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use latchwork::store::{Env, Timestamp};
-use latchwork::workflow::{Attribute, Cursor, Executions, Filter, Page, Status, WaitsFor};
+use latchwork::workflow::{Attribute, Cursor, ExecutionFilter, Executions, Page, Status, WaitsFor};
 
 use crate::output::{Cell, Exit, Format, Output, Problem, Table, Tone, shortened};
 use crate::time;
@@ -124,8 +124,8 @@ fn value(text: &str) -> Result<Attribute, String> {
 }
 
 impl List {
-    fn filter(&self, now: Timestamp) -> Result<Filter> {
-        let mut filter = Filter::new();
+    fn filter(&self, now: Timestamp) -> Result<ExecutionFilter> {
+        let mut filter = ExecutionFilter::new();
         for name in &self.workflows {
             filter = filter.workflow(name);
         }

@@ -7,7 +7,7 @@ use clap::Args;
 use latchwork::lock::{LockName, Owner, Requested, StoredLocks};
 use latchwork::store::Timestamp;
 use latchwork::workflow::{
-    ExecutionId, Executions, Kind, Operation, OperationState, PlaceInLine, Status, Wait, WaitsFor, WorkflowError,
+    ExecutionId, Executions, Kind, Operation, OperationState, QueuePosition, Status, Wait, WaitsFor, WorkflowError,
 };
 use serde::Serialize;
 
@@ -51,7 +51,7 @@ struct ToldWait {
     child_status: Option<Status>,
     lock: Option<ToldLock>,
     /// The limit whose permit it waits for, and its position in the queue.
-    queue: Option<PlaceInLine>,
+    queue: Option<QueuePosition>,
     sentence: String,
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
-use latchwork::claim::{ActionCtx, ClaimWorkflow, Claims, Outcome, Recovery, Step};
+use latchwork::claim::{ActionCtx, ClaimStep, ClaimWorkflow, Claims, Outcome, Recovery};
 use latchwork::entity::Add;
 use latchwork::workflow::Engine;
 use serde_json::{Value, json};
@@ -89,11 +89,11 @@ async fn invoices(engine: &Engine, can_send: bool) -> Claims {
         Ok::<_, std::io::Error>(Outcome::done())
     };
     let mut settle =
-        Step::new(30, "settle", "sent", "settled").claimed("settling").action("Settle").after("SendReceipt");
+        ClaimStep::new(30, "settle", "sent", "settled").claimed("settling").action("Settle").after("SendReceipt");
     settle.recovery = Recovery::NeedsReview;
     let workflow = ClaimWorkflow::new("invoice", "billing", "invoice")
         .statuses(["sent", "paying", "paid", "settling", "settled"])
-        .step(Step::new(20, "pay", "sent", "paid").claimed("paying").action("Pay").after("SendReceipt"))
+        .step(ClaimStep::new(20, "pay", "sent", "paid").claimed("paying").action("Pay").after("SendReceipt"))
         .step(settle);
     Claims::on(engine)
         .workflow(workflow)

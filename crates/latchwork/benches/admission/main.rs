@@ -12,11 +12,11 @@ mod common;
 #[allow(dead_code)]
 mod floor;
 mod idle;
-mod line;
 #[path = "../../../store/benches/store/load.rs"]
 #[allow(dead_code)]
 mod load;
 mod one;
+mod queue;
 #[path = "../workflows/rates.rs"]
 #[allow(dead_code)]
 mod rates;
@@ -47,9 +47,9 @@ fn main() {
     let report = Report::from_arguments();
     let runtime = runtime();
     starts::limit(&runtime, &report);
-    line::hot(&runtime, &report);
-    line::queue(&runtime, &report);
-    line::depth(&runtime, &report);
+    queue::hot(&runtime, &report);
+    queue::queue(&runtime, &report);
+    queue::depth(&runtime, &report);
     one::reject(&runtime, &report);
     one::debounce(&runtime, &report);
     starts::batch(&runtime, &report);

@@ -9,7 +9,7 @@ use latchwork::workflow::{Ctx, Engine, Schedule, Workflow, workflow};
 use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
 
-use crate::line::start_all;
+use crate::queue::start_all;
 use crate::report::{Figure, Report, median, resident_mb};
 use crate::{child, commits, given, measured, processor_seconds, rates, steps_of, tell_commits};
 

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use futures_util::StreamExt;
-use latchwork::workflow::{Ctx, Engine, Filter, Status, workflow};
+use latchwork::workflow::{Ctx, Engine, ExecutionFilter, Status, workflow};
 use tokio::runtime::Runtime;
 
 use crate::report::{Figure, Report, median};
@@ -41,7 +41,7 @@ fn pages(runtime: &Runtime, count: u32) -> f64 {
         // Waiting executions leave memory, and commits are folded into the index.
         tokio::time::sleep(std::time::Duration::from_secs(3)).await;
         let filters = || {
-            let ends = || Filter::new().workflow("ends");
+            let ends = || ExecutionFilter::new().workflow("ends");
             let waits = ends().is(Status::Waiting);
             [ends(), ends().is(Status::Completed), waits, ends().tag("tenth"), ends().tag("tenth").is(Status::Waiting)]
         };

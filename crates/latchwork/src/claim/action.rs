@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::claim::claims::Inner;
+use crate::claim::claims::ClaimsInner;
 use crate::claim::error::{ClaimError, Result};
 use crate::claim::stored::Claim;
 use crate::entity::{Add, Entities, Entity, EntityId, Remove, Transaction, Update};
@@ -22,28 +22,28 @@ use crate::workflow::{Boxed, ExecutionId, Workflow};
 /// The context of an action. It is cheap to clone.
 #[derive(Clone)]
 pub struct ActionCtx {
-    inner: Arc<Given>,
+    inner: Arc<ActionInner>,
 }
 
-struct Given {
-    claims: Arc<Inner>,
+struct ActionInner {
+    claims: Arc<ClaimsInner>,
     claim: Claim,
     entity: Entity,
     input: Value,
     token: Option<ClaimToken>,
     session: Option<Session>,
-    staged: Mutex<Staged>,
+    staged: Mutex<StagedWrites>,
 }
 
 /// Writes that are committed together with the final status, or not at all.
 #[derive(Clone, Default)]
-pub(crate) struct Staged {
+pub(crate) struct StagedWrites {
     /// The new data of the action's own entity.
     pub(crate) data: Option<Value>,
     pub(crate) others: Transaction,
     pub(crate) has_others: bool,
     pub(crate) slots: Vec<SlotChange>,
-    pub(crate) starts: Vec<Starting>,
+    pub(crate) starts: Vec<StagedStart>,
     /// The first staged value that JSON cannot hold.
     pub(crate) wrong: Option<(&'static str, JsonError)>,
 }
@@ -54,7 +54,7 @@ pub(crate) type SlotChange =
 
 /// An execution that starts in the commit of the final status.
 #[derive(Clone)]
-pub(crate) struct Starting {
+pub(crate) struct StagedStart {
     pub(crate) workflow: String,
     /// JSON text.
     pub(crate) input: String,
@@ -98,7 +98,7 @@ pub struct ClaimLost {
 
 impl ActionCtx {
     pub(crate) fn new(
-        claims: &Arc<Inner>,
+        claims: &Arc<ClaimsInner>,
         claim: &Claim,
         entity: Entity,
         input: Value,
@@ -110,7 +110,7 @@ impl ActionCtx {
             rev: Rev(claim.token),
         });
         let (claims, claim, staged) = (claims.clone(), claim.clone(), Mutex::default());
-        ActionCtx { inner: Arc::new(Given { claims, claim, entity, input, token, session, staged }) }
+        ActionCtx { inner: Arc::new(ActionInner { claims, claim, entity, input, token, session, staged }) }
     }
 
     /// The entity as it is while the action runs. In a claimed step it is at the claiming status.
@@ -186,15 +186,15 @@ impl ActionCtx {
         self.inner.claim.terms.lease()
     }
 
-    fn stage<T>(&self, stage: impl FnOnce(&mut Staged) -> T) -> T {
+    fn stage<T>(&self, stage: impl FnOnce(&mut StagedWrites) -> T) -> T {
         stage(&mut self.inner.staged.lock())
     }
 
-    pub(crate) fn take_staged(&self) -> Staged {
+    pub(crate) fn take_staged(&self) -> StagedWrites {
         self.stage(std::mem::take)
     }
 
-    fn json(staged: &mut Staged, what: &'static str, value: &impl Serialize) -> Option<Value> {
+    fn json(staged: &mut StagedWrites, what: &'static str, value: &impl Serialize) -> Option<Value> {
         match json::to_value(value) {
             Ok(value) => Some(value),
             Err(cause) => {
@@ -279,7 +279,7 @@ impl ActionCtx {
         let (workflow, id) = (workflow.name().to_string(), id.into());
         self.stage(|staged| {
             let Some(input) = Self::json(staged, "the input of an execution", input) else { return };
-            staged.starts.push(Starting { workflow, input: input.to_string(), id });
+            staged.starts.push(StagedStart { workflow, input: input.to_string(), id });
         });
     }
 
@@ -301,7 +301,7 @@ impl std::fmt::Debug for ActionCtx {
     }
 }
 
-impl Staged {
+impl StagedWrites {
     /// True if only the entity itself is written.
     pub(crate) fn is_alone(&self) -> bool {
         !self.has_others && self.slots.is_empty()

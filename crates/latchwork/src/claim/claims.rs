@@ -22,9 +22,9 @@ use crate::claim::machine::Machine;
 use crate::claim::outbox::{AfterEffect, Handler, Outbox};
 use crate::claim::outcome::Outcome;
 use crate::claim::read;
-use crate::claim::stored::Spaces;
+use crate::claim::stored::ClaimSpaces;
 use crate::claim::timers;
-use crate::claim::validate::{self, Known};
+use crate::claim::validate::{self, Registered};
 use crate::entity::{Add, Entity, EntityId, OpReceipt};
 use crate::lane::Part;
 use crate::lock::service::Service;
@@ -75,10 +75,10 @@ const RINGING: usize = 256;
 /// ```
 #[derive(Clone)]
 pub struct Claims {
-    pub(crate) inner: Arc<Inner>,
+    pub(crate) inner: Arc<ClaimsInner>,
 }
 
-pub(crate) struct Inner {
+pub(crate) struct ClaimsInner {
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) machines: BTreeMap<String, Machine>,
     pub(crate) actions: BTreeMap<String, Action>,
@@ -334,7 +334,7 @@ impl ClaimsBuilder {
     /// Returns all workflows, and everything that is wrong with them.
     fn read(&self) -> (Vec<ClaimWorkflow>, Vec<Finding>) {
         let effects = self.handlers.keys().chain(self.started.keys()).cloned().collect();
-        let known = Known {
+        let known = Registered {
             actions: Some(self.facts.clone().into_iter().filter(|(name, _)| self.actions.contains_key(name)).collect()),
             after_effects: Some(effects),
             guards: Some(self.guards.keys().cloned().collect()),
@@ -401,11 +401,11 @@ impl ClaimsBuilder {
 
     async fn begin(self, machines: BTreeMap<String, Machine>) -> Result<Claims> {
         let engine = self.engine.inner.clone();
-        if Inner::on(&engine).is_some() {
+        if ClaimsInner::on(&engine).is_some() {
             return Err(ClaimError::AlreadyStarted);
         }
         let (node, store) = (engine.node.clone(), engine.store.clone());
-        let spaces = Spaces::declare(&store).await?;
+        let spaces = ClaimSpaces::declare(&store).await?;
         let (outbox, acked) = Outbox::new(&node, &spaces, self.handlers, self.effect_attempts);
         let alarms = Alarms::new(&node, &spaces.timers);
         let ledger = Arc::new(Ledger {
@@ -417,7 +417,7 @@ impl ClaimsBuilder {
             outbox: Arc::downgrade(&outbox),
             timers: Arc::downgrade(&alarms),
         });
-        let inner = Arc::new(Inner {
+        let inner = Arc::new(ClaimsInner {
             ledger,
             machines,
             actions: self.actions,
@@ -467,9 +467,9 @@ fn declared(workflow: &ClaimWorkflow) -> Vec<DeclaredClaim> {
     workflow.claiming().into_iter().map(of).collect()
 }
 
-impl Inner {
+impl ClaimsInner {
     /// The claims of an engine, if they were started.
-    pub(crate) fn on(engine: &engine::Inner) -> Option<Arc<Inner>> {
+    pub(crate) fn on(engine: &engine::EngineInner) -> Option<Arc<ClaimsInner>> {
         let above = engine.above.lock().as_ref()?.upgrade()?;
         above.downcast().ok()
     }

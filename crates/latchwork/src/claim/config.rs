@@ -15,7 +15,7 @@ pub struct ClaimWorkflow {
     #[serde(rename = "workflow")]
     pub name: String,
     /// Its owner, its entities and its janitor.
-    pub meta: Meta,
+    pub meta: ClaimMeta,
     /// All statuses, including the claiming statuses. An entity starts at the first, unless `initial` is given.
     pub status_types: Vec<String>,
     /// The statuses that entities start at.
@@ -36,14 +36,14 @@ pub struct ClaimWorkflow {
     #[cfg_attr(feature = "schema", schemars(default))]
     pub shared_claiming: bool,
     /// The steps.
-    pub steps: Vec<Step>,
+    pub steps: Vec<ClaimStep>,
 }
 
 /// The owner, the entities and the janitor of a claim workflow.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "schema", schemars(deny_unknown_fields))]
-pub struct Meta {
+#[cfg_attr(feature = "schema", schemars(rename = "Meta", deny_unknown_fields))]
+pub struct ClaimMeta {
     /// The module that owns the workflow. If `janitor` is `module`, it decides about claims whose process is gone.
     pub owning_module: String,
     /// The type of its entities.
@@ -86,8 +86,8 @@ pub struct ActionFacts {
 /// A step from one status to another. A field has one value for all requesters, or one for each.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "schema", schemars(deny_unknown_fields))]
-pub struct Step {
+#[cfg_attr(feature = "schema", schemars(rename = "Step", deny_unknown_fields))]
+pub struct ClaimStep {
     /// Its number, unique in the workflow.
     pub step_id: u64,
     /// Its name. Steps at different statuses may have the same name.
@@ -111,7 +111,7 @@ pub struct Step {
     /// Conditions that must hold before the step can be fired.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<Each<Vec<GuardOrName>>>"))]
-    pub guards: Option<Each<Vec<Guard>>>,
+    pub guards: Option<Each<Vec<StepGuard>>>,
     /// How long a claim outlives its process: a number and `ms`, `s`, `m`, `h` or `d`. The default is `30s`.
     #[serde(skip_serializing_if = "Option::is_none", with = "duration")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<String>"))]
@@ -200,8 +200,8 @@ impl From<&str> for Each<String> {
 /// caller gets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "schema", schemars(deny_unknown_fields))]
-pub struct Guard {
+#[cfg_attr(feature = "schema", schemars(rename = "Guard", deny_unknown_fields))]
+pub struct StepGuard {
     /// The function's name.
     pub guard: String,
     /// The reason that a refused caller gets. By default it is the error of the function.
@@ -253,7 +253,7 @@ enum OneOrMore {
 #[allow(dead_code)]
 enum GuardOrName {
     Name(String),
-    Guard(Guard),
+    Guard(StepGuard),
 }
 
 fn is_false(value: &bool) -> bool {
@@ -267,7 +267,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 impl ClaimWorkflow {
     /// A workflow of a module, for entities of a type. The status is the field `status` of their data.
     pub fn new(name: impl Into<String>, owning_module: impl Into<String>, entity_type: impl Into<String>) -> Self {
-        let meta = Meta {
+        let meta = ClaimMeta {
             owning_module: owning_module.into(),
             entity_type: entity_type.into(),
             status_field: "status".into(),
@@ -292,7 +292,7 @@ impl ClaimWorkflow {
     }
 
     /// Adds a step.
-    pub fn step(mut self, step: Step) -> Self {
+    pub fn step(mut self, step: ClaimStep) -> Self {
         self.steps.push(step);
         self
     }
@@ -306,7 +306,7 @@ impl ClaimWorkflow {
     /// Every requester that is declared or named by a step.
     pub(crate) fn all_requesters(&self) -> BTreeSet<&str> {
         let declared = self.requesters.iter().map(String::as_str);
-        declared.chain(self.steps.iter().flat_map(Step::named)).collect()
+        declared.chain(self.steps.iter().flat_map(ClaimStep::named)).collect()
     }
 
     /// Every claiming status.
@@ -316,15 +316,15 @@ impl ClaimWorkflow {
     }
 }
 
-impl Step {
+impl ClaimStep {
     /// A step from one status to another, for all requesters and without an action.
     pub fn new(
         step_id: u64,
         step_key: impl Into<String>,
         status: impl Into<String>,
         successful_state: impl Into<Each<String>>,
-    ) -> Step {
-        Step {
+    ) -> ClaimStep {
+        ClaimStep {
             step_id,
             step_key: step_key.into(),
             status: status.into(),
@@ -342,20 +342,20 @@ impl Step {
     }
 
     /// Sets the action.
-    pub fn action(mut self, action: impl Into<Each<String>>) -> Step {
+    pub fn action(mut self, action: impl Into<Each<String>>) -> ClaimStep {
         self.action = Some(action.into());
         self
     }
 
     /// Makes the step claimed for all requesters. The entity has this status while the action runs.
-    pub fn claimed(mut self, claim_into: impl Into<String>) -> Step {
+    pub fn claimed(mut self, claim_into: impl Into<String>) -> ClaimStep {
         let claim = ClaimState { claim_into: claim_into.into(), revert_to: self.status.clone() };
         self.claim_state = Some(Each::All(claim));
         self
     }
 
     /// Makes the step claimed for this requester.
-    pub fn claimed_for(mut self, requester: impl Into<String>, claim_into: impl Into<String>) -> Step {
+    pub fn claimed_for(mut self, requester: impl Into<String>, claim_into: impl Into<String>) -> ClaimStep {
         let claim = ClaimState { claim_into: claim_into.into(), revert_to: self.status.clone() };
         let mut claims = match self.claim_state {
             Some(Each::By(claims)) => claims,
@@ -367,7 +367,7 @@ impl Step {
     }
 
     /// Adds an after-effect: it runs after the transition is durable.
-    pub fn after(mut self, effect: impl Into<String>) -> Step {
+    pub fn after(mut self, effect: impl Into<String>) -> ClaimStep {
         match &mut self.success_after_effect {
             Some(Each::All(effects)) => effects.push(effect.into()),
             effects => *effects = Some(Each::All(vec![effect.into()])),
@@ -376,8 +376,8 @@ impl Step {
     }
 
     /// Adds a guard. A refused caller gets the error of the guard's function as the reason.
-    pub fn guard(mut self, guard: impl Into<String>) -> Step {
-        let guard = Guard { guard: guard.into(), reason: None };
+    pub fn guard(mut self, guard: impl Into<String>) -> ClaimStep {
+        let guard = StepGuard { guard: guard.into(), reason: None };
         match &mut self.guards {
             Some(Each::All(guards)) => guards.push(guard),
             guards => *guards = Some(Each::All(vec![guard])),

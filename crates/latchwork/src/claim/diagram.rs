@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-use crate::claim::config::{ClaimWorkflow, Each, Step};
+use crate::claim::config::{ClaimStep, ClaimWorkflow, Each};
 
 impl ClaimWorkflow {
     /// The statuses and steps as a Mermaid state diagram, with claiming statuses marked.
@@ -43,7 +43,7 @@ impl ClaimWorkflow {
 }
 
 /// The edges of a step: to its claiming status, from there to the next status, and back.
-fn step_edges(step: &Step) -> Vec<(String, String, String)> {
+fn step_edges(step: &ClaimStep) -> Vec<(String, String, String)> {
     let mut edges = Vec::new();
     let claims = step.claim_state.as_ref();
     for (requester, end) in step.successful_state.values() {

@@ -8,15 +8,15 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::claim::action::Staged;
-use crate::claim::claims::Inner;
+use crate::claim::action::StagedWrites;
+use crate::claim::claims::ClaimsInner;
 use crate::claim::error::{ActionError, ClaimError, Result};
 use crate::claim::finish::Firing;
-use crate::claim::fire::Call;
-use crate::claim::ledger::{Ledger, Sent, Why};
+use crate::claim::fire::FireCall;
+use crate::claim::ledger::{EndReason, Ledger, LedgerOutcome};
 use crate::claim::outbox::Expected;
 use crate::claim::outcome::{ActionFailure, Fired, Lost, Outcome, Rejection, Transitioned};
-use crate::claim::stored::{Claim, EffectKey, LoggedKind, Spaces, Terms};
+use crate::claim::stored::{Claim, ClaimSpaces, EffectKey, LoggedKind, Terms};
 use crate::entity::{Entity, EntityId, Standing, Update};
 use crate::lane::Part;
 use crate::lock::Owner;
@@ -66,7 +66,7 @@ pub enum DurableFired {
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use latchwork::claim::{Claims, ClaimWorkflow, DurableCall, Outcome, Step, durable_action};
+/// use latchwork::claim::{Claims, ClaimWorkflow, DurableCall, Outcome, ClaimStep, durable_action};
 /// use latchwork::entity::Add;
 /// use latchwork::store::Store;
 /// use latchwork::workflow::{Ctx, Engine, Failure};
@@ -79,7 +79,7 @@ pub enum DurableFired {
 /// let engine = Engine::on(&Store::memory().await?).register(close.workflow()).start().await?;
 /// let billing = ClaimWorkflow::new("billing", "billing", "period")
 ///     .statuses(["approved", "closing", "closed"])
-///     .step(Step::new(20, "close", "approved", "closed").claimed("closing").action("CloseBilling"));
+///     .step(ClaimStep::new(20, "close", "approved", "closed").claimed("closing").action("CloseBilling"));
 /// let claims = Claims::on(&engine).workflow(billing).durable_action(&close).start().await?;
 ///
 /// claims.add("billing", Add::new("period").id("may").data(json!({"status": "approved"}))).await?;
@@ -121,7 +121,7 @@ impl std::fmt::Debug for DurableAction {
 
 /// A transition that an execution has made.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Ended {
+struct MadeTransition {
     from: String,
     to: String,
     rev: u64,
@@ -136,12 +136,12 @@ async fn conclude(
     acted: std::result::Result<Outcome, Failure>,
 ) -> std::result::Result<DurableFired, Failure> {
     let engine = ctx.engine();
-    let inner = Inner::on(engine);
+    let inner = ClaimsInner::on(engine);
     let own = match &inner {
         Some(_) => None,
         // The engine has started before the claims. Their records can be written all the same.
         None => {
-            let spaces = match Spaces::declare(&engine.store).await {
+            let spaces = match ClaimSpaces::declare(&engine.store).await {
                 Ok(spaces) => spaces,
                 Err(error) => ctx.stop_for_store(error).await,
             };
@@ -173,10 +173,10 @@ async fn conclude(
             }
         }
     });
-    let ended: Option<Ended> = ended.await?;
+    let ended: Option<MadeTransition> = ended.await?;
     let expected = expected.into_inner();
     if let Some(ended) = &ended {
-        match (expected, Inner::on(engine)) {
+        match (expected, ClaimsInner::on(engine)) {
             (Some(expected), _) => expected.landed(),
             // The transaction landed before this replay. If the claims have not started yet, they read the outbox at
             // their start.
@@ -189,9 +189,8 @@ async fn conclude(
     }
     let lost = || DurableFired::Lost("the claim was taken away while the action ran".into());
     match acted {
-        Ok(Outcome::Success { output }) => {
-            Ok(ended.map_or_else(lost, |Ended { from, to, rev, .. }| DurableFired::Done { from, to, rev, output }))
-        }
+        Ok(Outcome::Success { output }) => Ok(ended
+            .map_or_else(lost, |MadeTransition { from, to, rev, .. }| DurableFired::Done { from, to, rev, output })),
         Ok(Outcome::Failure(failure)) => Ok(DurableFired::Failure(failure)),
         Ok(Outcome::Rejection(rejection)) => Ok(DurableFired::Rejection(rejection)),
         Err(failure) => Err(failure),
@@ -200,7 +199,7 @@ async fn conclude(
 
 impl Ledger {
     /// Returns a ledger that writes records of claims, but has no outbox and no timers in memory.
-    pub(crate) fn alone(engine: &Arc<crate::workflow::engine::Inner>, spaces: Spaces) -> Ledger {
+    pub(crate) fn alone(engine: &Arc<crate::workflow::engine::EngineInner>, spaces: ClaimSpaces) -> Ledger {
         Ledger {
             store: engine.store.clone(),
             entities: engine.entities.clone(),
@@ -221,7 +220,7 @@ impl Ledger {
         output: Option<Value>,
         why: &str,
         expected: &Mutex<Option<Expected>>,
-    ) -> Result<Option<Ended>> {
+    ) -> Result<Option<MadeTransition>> {
         let view = tx.view()?;
         let id = &call.entity.id;
         let Some((claim, rev)) = self.claim_on(&view, id).await? else { return Ok(None) };
@@ -236,7 +235,7 @@ impl Ledger {
         let claiming = terms.claim_into.as_deref();
         let standing = standing.filter(|standing| terms.status(standing.data()) == claiming);
         let changed = "the entity was changed while the action ran";
-        let (rev_before, ends) = (rev, Why::new(if why.is_empty() { changed } else { why }));
+        let (rev_before, ends) = (rev, EndReason::new(if why.is_empty() { changed } else { why }));
         let Some(standing) = standing else {
             tx.part(self.dropping(id, rev_before));
             return Ok(None);
@@ -252,14 +251,14 @@ impl Ledger {
         tx.update(Update::new(id.clone()).data(data).if_rev(firing.standing.rev));
         let now = self.store.env().now();
         *expected.lock() = self.expect_effects(&firing, &output, now);
-        let part = self.finishing(&firing, &Staged::default(), &output, now).await?;
+        let part = self.finishing(&firing, &StagedWrites::default(), &output, now).await?;
         tx.part(part);
         let (from, to, rev) = (terms.from.clone(), terms.into.clone(), firing.standing.rev.next().0);
-        Ok(Some(Ended { from, to, rev, effects: terms.effects.len() as u16 }))
+        Ok(Some(MadeTransition { from, to, rev, effects: terms.effects.len() as u16 }))
     }
 }
 
-impl Inner {
+impl ClaimsInner {
     fn durable_call(&self, claim: &Claim, entity: Entity) -> DurableCall {
         DurableCall {
             entity,
@@ -288,10 +287,10 @@ impl Inner {
     /// Claims an entity for an execution that starts in the same commit, and waits for its end. Returns `None` if
     /// another caller was faster.
     pub(crate) async fn claim_for_execution(
-        self: &Arc<Inner>,
+        self: &Arc<ClaimsInner>,
         standing: &Standing,
         terms: &Arc<Terms>,
-        call: &Call,
+        call: &FireCall,
         workflow: &str,
     ) -> Result<Option<Fired>> {
         let owner = |id: &uuid::Uuid| Owner::Execution(ExecutionId::from(format!("{workflow}:{id}")));
@@ -307,7 +306,7 @@ impl Inner {
         let sent = self.ledger.engine.node.runtime.run(sending).await.unwrap_or(Err(ClaimError::Stopped));
         match sent {
             // From now on the janitor looks whether the execution has ended without ending the claim.
-            Ok(Sent::Landed(_)) => self.nudge.notify_one(),
+            Ok(LedgerOutcome::Landed(_)) => self.nudge.notify_one(),
             Ok(_) => return Ok(None),
             Err(error) => {
                 self.nudge.notify_one();
@@ -342,12 +341,12 @@ impl Inner {
 
     /// Starts the action of a claim again, as a new execution.
     pub(crate) async fn retry_as_execution(
-        self: &Arc<Inner>,
+        self: &Arc<ClaimsInner>,
         standing: &Standing,
         before: (&Claim, Rev),
         again: Claim,
         workflow: &str,
-        why: &Why,
+        why: &EndReason,
     ) -> Result<()> {
         let id = ExecutionId::from(format!("{workflow}:{}:{}", again.id, again.attempts));
         let again = Claim { owner: Owner::Execution(id), ..again };

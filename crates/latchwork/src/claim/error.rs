@@ -203,41 +203,41 @@ impl fmt::Display for Uncovered {
 
 /// The error that an action returned, unchanged, or its panic.
 #[derive(Clone)]
-pub struct ActionError(Inner);
+pub struct ActionError(ActionCause);
 
 #[derive(Clone)]
-enum Inner {
+enum ActionCause {
     Error(Arc<dyn std::error::Error + Send + Sync>),
     Panic(Arc<str>),
 }
 
 impl ActionError {
     pub(crate) fn new(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> ActionError {
-        ActionError(Inner::Error(error.into().into()))
+        ActionError(ActionCause::Error(error.into().into()))
     }
 
     pub(crate) fn panicked(message: &str) -> ActionError {
-        ActionError(Inner::Panic(message.into()))
+        ActionError(ActionCause::Panic(message.into()))
     }
 
     /// True if the action panicked.
     pub fn has_panicked(&self) -> bool {
-        matches!(self.0, Inner::Panic(_))
+        matches!(self.0, ActionCause::Panic(_))
     }
 
     /// The action's own error, if it has this type.
     pub fn downcast_ref<E: std::error::Error + 'static>(&self) -> Option<&E> {
         match &self.0 {
-            Inner::Error(error) => error.downcast_ref(),
-            Inner::Panic(_) => None,
+            ActionCause::Error(error) => error.downcast_ref(),
+            ActionCause::Panic(_) => None,
         }
     }
 
     /// The action's own error. `None` after a panic.
     pub fn inner(&self) -> Option<&(dyn std::error::Error + Send + Sync + 'static)> {
         match &self.0 {
-            Inner::Error(error) => Some(&**error),
-            Inner::Panic(_) => None,
+            ActionCause::Error(error) => Some(&**error),
+            ActionCause::Panic(_) => None,
         }
     }
 }
@@ -245,8 +245,8 @@ impl ActionError {
 impl fmt::Display for ActionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Inner::Error(error) => error.fmt(f),
-            Inner::Panic(message) => write!(f, "it panicked: {message}"),
+            ActionCause::Error(error) => error.fmt(f),
+            ActionCause::Panic(message) => write!(f, "it panicked: {message}"),
         }
     }
 }
@@ -254,8 +254,8 @@ impl fmt::Display for ActionError {
 impl fmt::Debug for ActionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Inner::Error(error) => error.fmt(f),
-            Inner::Panic(message) => f.debug_tuple("Panic").field(message).finish(),
+            ActionCause::Error(error) => error.fmt(f),
+            ActionCause::Panic(message) => f.debug_tuple("Panic").field(message).finish(),
         }
     }
 }

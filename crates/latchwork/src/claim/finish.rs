@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::claim::action::Staged;
+use crate::claim::action::StagedWrites;
 use crate::claim::error::{ClaimError, Result};
-use crate::claim::ledger::{AGAIN, Ledger, Sent, TRIES, log};
+use crate::claim::ledger::{AGAIN, Ledger, LedgerOutcome, TRIES, log};
 use crate::claim::outbox::Expected;
-use crate::claim::stored::{Claim, Effect, EffectKey, EffectTerms, Logged, LoggedKind};
+use crate::claim::stored::{Claim, EffectKey, EffectTerms, Logged, LoggedKind, OutboxEffect};
 use crate::claim::timers;
-use crate::entity::{Checked, EntityError, Standing, Update};
+use crate::entity::{CheckedTransaction, EntityError, Standing, Update};
 use crate::lane::Part;
 use crate::record::Record;
 use crate::state;
@@ -28,7 +28,7 @@ enum Tried {
 }
 
 /// The result of a transition.
-pub(crate) enum Finished {
+pub(crate) enum TransitionOutcome {
     Done(Rev),
     /// The entity was changed before the commit.
     Moved,
@@ -54,7 +54,12 @@ impl Ledger {
 
     /// Commits the transition: the action's writes, the final status, the after-effects and the end of the claim. While
     /// the store does not answer, the commit is sent again, but not longer than one lease.
-    pub(crate) async fn finish(&self, firing: &Firing, staged: &Staged, output: &Value) -> Result<Finished> {
+    pub(crate) async fn finish(
+        &self,
+        firing: &Firing,
+        staged: &StagedWrites,
+        output: &Value,
+    ) -> Result<TransitionOutcome> {
         staged.check()?;
         let env = self.store.env();
         let (until, now) = (env.monotonic() + firing.claim.terms.lease(), env.now());
@@ -87,7 +92,7 @@ impl Ledger {
             if found.is_none_or(|found| found.rev != firing.standing.rev) {
                 if !self.has_landed(firing).await? {
                     expected.into_iter().for_each(Expected::refused);
-                    return Ok(Finished::Moved);
+                    return Ok(TransitionOutcome::Moved);
                 }
                 self.unanswered();
                 break;
@@ -103,21 +108,27 @@ impl Ledger {
             }
         }
         expected.into_iter().for_each(Expected::landed);
-        Ok(Finished::Done(firing.standing.rev.next()))
+        Ok(TransitionOutcome::Done(firing.standing.rev.next()))
     }
 
-    fn final_data(&self, firing: &Firing, staged: &Staged) -> Value {
+    fn final_data(&self, firing: &Firing, staged: &StagedWrites) -> Value {
         let data = staged.data.as_ref().unwrap_or(firing.standing.data());
         firing.claim.terms.with_status(data, &firing.claim.terms.into)
     }
 
-    async fn finish_alone(&self, firing: &Firing, staged: &Staged, output: &Value, now: Timestamp) -> Result<Tried> {
+    async fn finish_alone(
+        &self,
+        firing: &Firing,
+        staged: &StagedWrites,
+        output: &Value,
+        now: Timestamp,
+    ) -> Result<Tried> {
         let part = self.finishing(firing, staged, output, now).await?;
         let data = self.final_data(firing, staged);
         let revised = self.entities.revise(&firing.standing, data, &firing.claim.meta()).await?;
         Ok(match self.send(revised, part).await? {
-            Sent::Landed(_) => Tried::Landed,
-            Sent::StartTaken => Tried::StartTaken,
+            LedgerOutcome::Landed(_) => Tried::Landed,
+            LedgerOutcome::StartTaken => Tried::StartTaken,
             _ => Tried::Refused,
         })
     }
@@ -125,8 +136,8 @@ impl Ledger {
     async fn finish_with_others(
         &self,
         firing: &Firing,
-        staged: &Staged,
-        checked: &Checked,
+        staged: &StagedWrites,
+        checked: &CheckedTransaction,
         output: &Value,
         now: Timestamp,
     ) -> Result<Tried> {
@@ -138,7 +149,7 @@ impl Ledger {
         let mut placed = None;
         if !is_doomed {
             commit = commit.meta(meta.encode());
-            let slots = Arc::new(state::Staged::new(view, self.store.limits().value_bytes));
+            let slots = Arc::new(state::StagedSlots::new(view, self.store.limits().value_bytes));
             for change in &staged.slots {
                 change(slots.clone()).await?;
             }
@@ -186,7 +197,7 @@ impl Ledger {
     pub(crate) async fn finishing(
         &self,
         firing: &Firing,
-        staged: &Staged,
+        staged: &StagedWrites,
         output: &Value,
         now: Timestamp,
     ) -> Result<Part> {
@@ -214,9 +225,9 @@ impl Ledger {
         Ok(timers::set(part, self, &terms.workflow, &terms.timers, (&standing.id, rev.0), now))
     }
 
-    fn effect(&self, claim: &Claim, name: &str, output: &Value, now: Timestamp) -> Effect {
+    fn effect(&self, claim: &Claim, name: &str, output: &Value, now: Timestamp) -> OutboxEffect {
         let terms = &claim.terms;
-        Effect {
+        OutboxEffect {
             name: name.into(),
             workflow: terms.workflow.clone(),
             step_id: terms.step_id,
@@ -236,7 +247,7 @@ impl Ledger {
     }
 
     /// The after-effects of a transition that the outbox delivers, with their keys.
-    fn effects(&self, firing: &Firing, output: &Value, now: Timestamp) -> Vec<(EffectKey, Effect)> {
+    fn effects(&self, firing: &Firing, output: &Value, now: Timestamp) -> Vec<(EffectKey, OutboxEffect)> {
         let (entity, rev) = (&firing.standing.id, firing.standing.rev.next());
         let numbered = (0..).zip(&firing.claim.terms.effects).filter(|(_, effect)| effect.workflow.is_none());
         let named = |(number, effect): (u16, &EffectTerms)| {

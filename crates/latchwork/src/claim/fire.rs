@@ -8,16 +8,18 @@ use futures_util::FutureExt;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::claim::action::{ActionCtx, Staged};
-use crate::claim::claims::{Action, Claims, Inner, PlainAction};
-use crate::claim::config::Guard;
+use crate::claim::action::{ActionCtx, StagedWrites};
+use crate::claim::claims::{Action, Claims, ClaimsInner, PlainAction};
+use crate::claim::config::StepGuard;
 use crate::claim::error::{ActionError, ClaimError, Result, panicked};
-use crate::claim::finish::{Finished, Firing};
-use crate::claim::hold::{Held, Turn};
-use crate::claim::ledger::{Sent, Why};
+use crate::claim::finish::{Firing, TransitionOutcome};
+use crate::claim::hold::{ClaimTurn, HeldClaim};
+use crate::claim::ledger::{EndReason, LedgerOutcome};
 use crate::claim::machine::Machine;
-use crate::claim::outcome::{ClaimFailed, Conflict, Fired, Holder, Lost, NotPermitted, Outcome, Reason, Transitioned};
-use crate::claim::stored::{Claim, Logged, Phase, Spaces, Terms};
+use crate::claim::outcome::{
+    ClaimFailed, ClaimHolder, Conflict, Fired, Lost, NotPermitted, Outcome, Reason, Transitioned,
+};
+use crate::claim::stored::{Claim, ClaimPhase, ClaimSpaces, Logged, Terms};
 use crate::entity::{Entity, EntityId, Standing};
 use crate::json::{self, JsonError};
 use crate::lane::Part;
@@ -33,13 +35,13 @@ const TRIES: u32 = 1000;
 #[must_use = "nothing is fired until this is awaited"]
 pub struct Fire {
     claims: Claims,
-    call: Call,
+    call: FireCall,
     wrong: Option<JsonError>,
 }
 
 /// The arguments of a firing.
 #[derive(Debug, Clone)]
-pub(crate) struct Call {
+pub(crate) struct FireCall {
     pub(crate) workflow: String,
     pub(crate) which: Which,
     pub(crate) entity: EntityId,
@@ -58,7 +60,7 @@ pub(crate) enum Which {
 impl Claims {
     /// Fires a step of a workflow for an entity. The requester is `system`, unless [`Fire::by`] sets another.
     pub fn fire(&self, workflow: impl Into<String>, step: impl Into<String>, entity: impl Into<EntityId>) -> Fire {
-        let call = Call {
+        let call = FireCall {
             workflow: workflow.into(),
             which: Which::Key(step.into()),
             entity: entity.into(),
@@ -115,12 +117,12 @@ enum Possible<'a> {
 }
 
 /// A claimed entity, and the session that holds the claim.
-type Claimed = (Held, Box<Firing>, Session);
+type Claimed = (HeldClaim, Box<Firing>, Session);
 
-impl Inner {
+impl ClaimsInner {
     /// Fires a step. Futures that are awaited rarely are boxed, here and below: a future has the size of the largest
     /// future that it may await, and every firing allocates one.
-    pub(crate) async fn fire(self: &Arc<Inner>, call: Call) -> Result<Fired> {
+    pub(crate) async fn fire(self: &Arc<ClaimsInner>, call: FireCall) -> Result<Fired> {
         let machine = self.machine(&call.workflow)?;
         machine.knows(&call.which)?;
         // True if this caller has tried to claim and another caller was faster.
@@ -150,7 +152,7 @@ impl Inner {
                 (Some(_), Some(Action::Durable(workflow))) => {
                     self.claim_for_execution(&standing, terms, &call, &workflow).await?
                 }
-                (Some(_), Some(Action::Plain(action))) => match Turn::take(self, &call.entity) {
+                (Some(_), Some(Action::Plain(action))) => match ClaimTurn::take(self, &call.entity) {
                     Ok(turn) => {
                         let (claims, terms, call) = (self.clone(), terms.clone(), call.clone());
                         self.to_its_end(async move { claims.fire_claimed(turn, standing, terms, call, action).await })
@@ -194,11 +196,11 @@ impl Inner {
 
     /// Claims an entity, and runs the action. Returns `None` if another caller was faster.
     async fn fire_claimed(
-        self: Arc<Inner>,
-        turn: Turn,
+        self: Arc<ClaimsInner>,
+        turn: ClaimTurn,
         standing: Standing,
         terms: Arc<Terms>,
-        call: Call,
+        call: FireCall,
         action: PlainAction,
     ) -> Result<Option<Fired>> {
         let claimed = self.try_claim(&standing, &terms, &call).await;
@@ -215,7 +217,7 @@ impl Inner {
     }
 
     /// Returns the step, if it can be fired.
-    fn possible<'a>(&self, machine: &'a Machine, standing: &Standing, call: &Call) -> Result<Possible<'a>> {
+    fn possible<'a>(&self, machine: &'a Machine, standing: &Standing, call: &FireCall) -> Result<Possible<'a>> {
         let status = machine.status(standing)?;
         let steps = machine.config.steps.iter().enumerate().filter(|(_, step)| match &call.which {
             Which::Key(key) => step.step_key == *key,
@@ -248,7 +250,7 @@ impl Inner {
         entity: &Entity,
         input: &Value,
     ) -> Vec<Reason> {
-        let refusal = |guard: &Guard| {
+        let refusal = |guard: &StepGuard| {
             let check = self.guards.get(&guard.guard)?;
             // A guard that panics refuses.
             let checked = std::panic::catch_unwind(AssertUnwindSafe(|| check(entity, input)));
@@ -284,12 +286,12 @@ impl Inner {
     }
 
     /// Returns the holder of a claim.
-    pub(crate) async fn holder(&self, view: &View, claim: &Claim) -> Result<Holder> {
+    pub(crate) async fn holder(&self, view: &View, claim: &Claim) -> Result<ClaimHolder> {
         self.ledger.holder(view, claim).await
     }
 
     /// Returns a new claim for a call.
-    pub(crate) fn new_claim(&self, standing: &Standing, terms: &Arc<Terms>, call: &Call, owner: Owner) -> Claim {
+    pub(crate) fn new_claim(&self, standing: &Standing, terms: &Arc<Terms>, call: &FireCall, owner: Owner) -> Claim {
         let env = self.ledger.store.env();
         let is_claimed = terms.claim_into.is_some() && terms.action.is_some();
         Claim {
@@ -302,27 +304,27 @@ impl Inner {
             token: if is_claimed { standing.rev.next().0 } else { standing.rev.0 },
             since_us: env.now().0,
             attempts: 1,
-            phase: Phase::Held,
+            phase: ClaimPhase::Held,
         }
     }
 
     /// Claims an entity. Returns `None` if another caller was faster.
     async fn try_claim(
-        self: &Arc<Inner>,
+        self: &Arc<ClaimsInner>,
         standing: &Standing,
         terms: &Arc<Terms>,
-        call: &Call,
+        call: &FireCall,
     ) -> Result<Option<Claimed>> {
         let session = self.service().own_session(terms.lease()).await?;
         let claim = self.new_claim(standing, terms, call, Owner::Session(session.id()));
-        let held = Held::new(self, &claim);
+        let held = HeldClaim::new(self, &claim);
         let firing = |standing| Firing { claim: claim.clone(), standing, reason: String::new() };
         let mut replaces = None;
         for _ in 0..2 {
             match self.ledger.claim(standing, &claim, replaces, Part::default()).await {
-                Ok(Sent::Landed(standing)) => return Ok(Some((held, Box::new(firing(standing)), session))),
+                Ok(LedgerOutcome::Landed(standing)) => return Ok(Some((held, Box::new(firing(standing)), session))),
                 // A caller has changed the entity while it was claimed. That claim does not hold the entity any more.
-                Ok(Sent::Claimed) if replaces.is_none() => {
+                Ok(LedgerOutcome::Claimed) if replaces.is_none() => {
                     let found = self.ledger.claim_on(&self.ledger.view().await?, &standing.id).await?;
                     replaces = found.filter(|(found, _)| found.token != standing.rev.0).map(|(_, rev)| rev);
                     if replaces.is_none() {
@@ -330,7 +332,7 @@ impl Inner {
                     }
                 }
                 Ok(sent) => {
-                    if matches!(sent, Sent::SessionLost) {
+                    if matches!(sent, LedgerOutcome::SessionLost) {
                         self.service().sessions.forget_own(session.id());
                     }
                     break;
@@ -355,8 +357,8 @@ impl Inner {
 
     /// Runs the action of a claim, and commits its result.
     pub(crate) async fn run(
-        self: Arc<Inner>,
-        held: Held,
+        self: Arc<ClaimsInner>,
+        held: HeldClaim,
         firing: Firing,
         session: Session,
         action: PlainAction,
@@ -375,19 +377,19 @@ impl Inner {
                 Ok(None) => {
                     let reason = Box::pin(self.lost_reason(&firing)).await;
                     let lost = Lost { entity: firing.standing.id.clone(), reason };
-                    (Why::new("the entity was changed while it was claimed"), Ok(Fired::Lost(lost)))
+                    (EndReason::new("the entity was changed while it was claimed"), Ok(Fired::Lost(lost)))
                 }
-                Err(error) => (Why::new(format!("the transition could not be committed: {error}")), Err(error)),
+                Err(error) => (EndReason::new(format!("the transition could not be committed: {error}")), Err(error)),
             },
             Ok(Outcome::Failure(failure)) => {
-                (Why::new(format!("the action failed: {}", failure.message)), Ok(Fired::Failure(failure)))
+                (EndReason::new(format!("the action failed: {}", failure.message)), Ok(Fired::Failure(failure)))
             }
             Ok(Outcome::Rejection(rejection)) => {
-                let why = Why::new(format!("the action rejected it: {}", rejection.message));
+                let why = EndReason::new(format!("the action rejected it: {}", rejection.message));
                 (why, Ok(Fired::Rejection(rejection)))
             }
             Err(error) => {
-                let why = Why::new(format!("the action ended with an error: {error}"));
+                let why = EndReason::new(format!("the action ended with an error: {error}"));
                 let action = claim.terms.action.clone().unwrap_or_default();
                 (why, Err(ClaimError::Action { action, error }))
             }
@@ -404,15 +406,15 @@ impl Inner {
     }
 
     /// Commits a transition. Returns `None` if the entity was changed before.
-    async fn finish(&self, firing: &Firing, staged: &Staged, output: Value) -> Result<Option<Fired>> {
+    async fn finish(&self, firing: &Firing, staged: &StagedWrites, output: Value) -> Result<Option<Fired>> {
         json::check(&output).map_err(|cause| ClaimError::Json { what: "the output of an action", cause })?;
         let terms = &firing.claim.terms;
         Ok(match self.ledger.finish(firing, staged, &output).await? {
-            Finished::Done(rev) => {
+            TransitionOutcome::Done(rev) => {
                 let (from, to) = (terms.from.clone(), terms.into.clone());
                 Some(Fired::Done(Transitioned { from, to, rev, output }))
             }
-            Finished::Moved => None,
+            TransitionOutcome::Moved => None,
         })
     }
 
@@ -422,7 +424,7 @@ impl Inner {
             let view = self.ledger.view().await?;
             let log = self.ledger.spaces.log_of(&firing.standing.id);
             let last = view.scan(&log, Order::Descending, 1).await?;
-            let newer = |(key, _): &(_, _)| Spaces::read_rev(key).is_some_and(|rev| rev > firing.standing.rev);
+            let newer = |(key, _): &(_, _)| ClaimSpaces::read_rev(key).is_some_and(|rev| rev > firing.standing.rev);
             let last = last.into_iter().find(newer).and_then(|(_, item)| Logged::decode(&item.value).ok());
             Ok::<_, ClaimError>(last.map(|logged| logged.reason).filter(|reason| !reason.is_empty()))
         };
@@ -434,10 +436,10 @@ impl Inner {
 
     /// Runs the action of a step that is not claimed, and commits its result if the entity has not changed meanwhile.
     async fn fire_unclaimed(
-        self: &Arc<Inner>,
+        self: &Arc<ClaimsInner>,
         standing: Standing,
         terms: &Arc<Terms>,
-        call: &Call,
+        call: &FireCall,
         action: Option<PlainAction>,
     ) -> Result<Fired> {
         let expected = standing.rev;
@@ -446,7 +448,7 @@ impl Inner {
         let terms = Arc::new(Terms { claim_into: None, ..(**terms).clone() });
         let firing = Firing { claim: Claim { terms: terms.clone(), ..claim }, standing, reason: String::new() };
         let (outcome, staged) = match action {
-            None => (Outcome::done(), Staged::default()),
+            None => (Outcome::done(), StagedWrites::default()),
             Some(action) => {
                 let entity = firing.standing.entity();
                 let ctx = ActionCtx::new(self, &firing.claim, entity, call.input.clone(), None);

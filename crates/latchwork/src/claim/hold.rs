@@ -6,23 +6,23 @@ use std::sync::Arc;
 
 use tokio::sync::Semaphore;
 
-use crate::claim::claims::Inner;
+use crate::claim::claims::ClaimsInner;
 use crate::claim::stored::Claim;
 use crate::entity::EntityId;
 use crate::store::Uuid;
 
 /// A claim whose action runs in this process. Without this value the janitor treats the claim as abandoned.
-pub(crate) struct Held {
-    claims: Arc<Inner>,
+pub(crate) struct HeldClaim {
+    claims: Arc<ClaimsInner>,
     claim: (Uuid, u64),
     is_settled: bool,
 }
 
-impl Held {
-    pub(crate) fn new(claims: &Arc<Inner>, claim: &Claim) -> Held {
+impl HeldClaim {
+    pub(crate) fn new(claims: &Arc<ClaimsInner>, claim: &Claim) -> HeldClaim {
         let claim = (claim.id, claim.token);
         claims.service().held.lock().insert(claim);
-        Held { claims: claims.clone(), claim, is_settled: false }
+        HeldClaim { claims: claims.clone(), claim, is_settled: false }
     }
 
     /// The claim has ended, and the janitor has nothing to do.
@@ -31,7 +31,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldClaim {
     fn drop(&mut self) {
         self.claims.service().held.lock().remove(&self.claim);
         if !self.is_settled {
@@ -42,25 +42,25 @@ impl Drop for Held {
 
 /// The turn of one caller in this process to claim an entity. Without turns, all callers of a race would send commits,
 /// and only one of them could land. A turn decides nothing: callers in other processes do not see it.
-pub(crate) struct Turn {
-    claims: Arc<Inner>,
+pub(crate) struct ClaimTurn {
+    claims: Arc<ClaimsInner>,
     entity: EntityId,
 }
 
-impl Turn {
+impl ClaimTurn {
     /// Takes the turn. If another caller has it, returns the semaphore that is closed at the end of that turn.
-    pub(crate) fn take(claims: &Arc<Inner>, entity: &EntityId) -> Result<Turn, Arc<Semaphore>> {
+    pub(crate) fn take(claims: &Arc<ClaimsInner>, entity: &EntityId) -> Result<ClaimTurn, Arc<Semaphore>> {
         match claims.claiming.lock().entry(entity.clone()) {
             Entry::Occupied(other) => Err(other.get().clone()),
             Entry::Vacant(free) => {
                 free.insert(Arc::new(Semaphore::new(0)));
-                Ok(Turn { claims: claims.clone(), entity: entity.clone() })
+                Ok(ClaimTurn { claims: claims.clone(), entity: entity.clone() })
             }
         }
     }
 }
 
-impl Drop for Turn {
+impl Drop for ClaimTurn {
     fn drop(&mut self) {
         let turn = self.claims.claiming.lock().remove(&self.entity);
         turn.iter().for_each(|turn| turn.close());

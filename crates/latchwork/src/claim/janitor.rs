@@ -9,13 +9,13 @@ use std::time::Duration;
 use futures_util::future::{Either, select};
 use futures_util::{StreamExt, stream};
 
-use crate::claim::claims::{Action, Inner};
+use crate::claim::claims::{Action, ClaimsInner};
 use crate::claim::config::{Janitor, Recovery};
 use crate::claim::error::{ClaimError, Result};
 use crate::claim::finish::Firing;
-use crate::claim::hold::Held;
-use crate::claim::ledger::{Sent, Why};
-use crate::claim::stored::{Claim, LoggedKind, Phase};
+use crate::claim::hold::HeldClaim;
+use crate::claim::ledger::{EndReason, LedgerOutcome};
+use crate::claim::stored::{Claim, ClaimPhase, LoggedKind};
 use crate::damage::scan_around;
 use crate::entity::EntityId;
 use crate::lane::Part;
@@ -67,7 +67,7 @@ pub struct Abandoned {
 }
 
 /// Sweeps until the engine ends.
-pub(crate) async fn keep(claims: Weak<Inner>) {
+pub(crate) async fn keep(claims: Weak<ClaimsInner>) {
     // A commit may land after the sweep that it woke the janitor for. So the janitor sweeps once more.
     let mut was_nudged = false;
     loop {
@@ -124,9 +124,9 @@ enum Needs {
     Retry,
 }
 
-impl Inner {
+impl ClaimsInner {
     /// Looks at all open claims, and recovers those whose owners are gone.
-    pub(crate) async fn sweep(self: &Arc<Inner>) -> Result<Swept> {
+    pub(crate) async fn sweep(self: &Arc<ClaimsInner>) -> Result<Swept> {
         let (ledger, mut swept) = (&self.ledger, Swept::default());
         let space = &ledger.spaces.claims;
         let mut rest = space.all();
@@ -164,9 +164,9 @@ impl Inner {
     /// Returns what a claim needs: nothing if its owner is alive.
     async fn needs(&self, view: &View, claim: &Claim) -> Result<Needs> {
         match claim.phase {
-            Phase::Held => {}
-            Phase::Review(_) => return Ok(Needs::Nothing),
-            Phase::Retry => return Ok(Needs::Retry),
+            ClaimPhase::Held => {}
+            ClaimPhase::Review(_) => return Ok(Needs::Nothing),
+            ClaimPhase::Retry => return Ok(Needs::Retry),
         }
         let service = self.service();
         match &claim.owner {
@@ -195,19 +195,19 @@ impl Inner {
     }
 
     /// Recovers one claim. A later sweep repeats what fails now.
-    async fn recover(self: &Arc<Inner>, entity: EntityId, claim: Claim, needs: Needs) {
+    async fn recover(self: &Arc<ClaimsInner>, entity: EntityId, claim: Claim, needs: Needs) {
         let recovered = match needs {
             Needs::Nothing => Ok(()),
-            Needs::Retry => self.retry(&entity, &claim, &Why::new("an operator has asked for it")).await,
+            Needs::Retry => self.retry(&entity, &claim, &EndReason::new("an operator has asked for it")).await,
             Needs::Recovery(reason) => {
-                let why = Why { reason, actor: Some("janitor".into()) };
+                let why = EndReason { reason, actor: Some("janitor".into()) };
                 match self.policy(&entity, &claim).await {
                     None => Ok(()),
                     Some(Recovery::Revert) => self.ledger.release(&entity, &claim, &why).await.map(drop),
                     Some(Recovery::NeedsReview) => self.put_to_review(&entity, &claim, &why).await,
                     Some(Recovery::Retry) if claim.attempts >= claim.terms.most_attempts => {
                         let reason = format!("{}, and the action was begun {} times", why.reason, claim.attempts);
-                        self.put_to_review(&entity, &claim, &Why { reason, ..why }).await
+                        self.put_to_review(&entity, &claim, &EndReason { reason, ..why }).await
                     }
                     Some(Recovery::Retry) => self.retry(&entity, &claim, &why).await,
                 }
@@ -253,34 +253,39 @@ impl Inner {
     }
 
     /// Makes a claim wait for an operator: it is not known whether the action took effect.
-    pub(crate) async fn put_to_review(self: &Arc<Inner>, entity: &EntityId, claim: &Claim, why: &Why) -> Result<()> {
+    pub(crate) async fn put_to_review(
+        self: &Arc<ClaimsInner>,
+        entity: &EntityId,
+        claim: &Claim,
+        why: &EndReason,
+    ) -> Result<()> {
         let Some((rev, standing)) = self.ledger.still(entity, claim).await? else { return Ok(()) };
         let Some(standing) = standing else { return self.ledger.release(entity, claim, why).await.map(drop) };
-        let (token, phase) = (standing.rev.next().0, Phase::Review(why.reason.clone()));
+        let (token, phase) = (standing.rev.next().0, ClaimPhase::Review(why.reason.clone()));
         let after = Claim { token, phase, ..claim.clone() };
         let kind = LoggedKind::Review;
         self.ledger.take_over(&standing, (claim, rev), &after, kind, why, Part::default()).await.map(drop)
     }
 
     /// Runs the action of a claim again, under a new token.
-    async fn retry(self: &Arc<Inner>, entity: &EntityId, claim: &Claim, why: &Why) -> Result<()> {
+    async fn retry(self: &Arc<ClaimsInner>, entity: &EntityId, claim: &Claim, why: &EndReason) -> Result<()> {
         let name = claim.terms.action.as_deref().unwrap_or_default();
         let Some(action) = self.actions.get(name).cloned() else {
             let reason = format!("{}, and this program has no action {name:?}", why.reason);
-            return self.put_to_review(entity, claim, &Why { reason, ..why.clone() }).await;
+            return self.put_to_review(entity, claim, &EndReason { reason, ..why.clone() }).await;
         };
         let Some((rev, standing)) = self.ledger.still(entity, claim).await? else { return Ok(()) };
         let Some(standing) = standing else { return self.ledger.release(entity, claim, why).await.map(drop) };
         let (token, attempts) = (standing.rev.next().0, claim.attempts + 1);
-        let again = Claim { token, attempts, phase: Phase::Held, ..claim.clone() };
+        let again = Claim { token, attempts, phase: ClaimPhase::Held, ..claim.clone() };
         match action {
             Action::Plain(action) => {
                 let session = self.service().own_session(claim.terms.lease()).await?;
                 let again = Claim { owner: Owner::Session(session.id()), ..again };
-                let held = Held::new(self, &again);
+                let held = HeldClaim::new(self, &again);
                 let kind = LoggedKind::Retried;
                 let sent = self.ledger.take_over(&standing, (claim, rev), &again, kind, why, Part::default()).await;
-                let Ok(Sent::Landed(standing)) = sent else {
+                let Ok(LedgerOutcome::Landed(standing)) = sent else {
                     // If the commit has landed without an answer, the next sweep treats the claim as abandoned. That
                     // is soon enough.
                     held.settled();

@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::claim::error::{ClaimError, Result};
 use crate::claim::finish::Firing;
 use crate::claim::outbox::Outbox;
-use crate::claim::stored::{Claim, Logged, LoggedKind, Phase, Spaces};
+use crate::claim::stored::{Claim, ClaimPhase, ClaimSpaces, Logged, LoggedKind};
 use crate::entity::{
     Add, Effect as OpEffect, Entities, EntityError, EntityId, Meta, OpReceipt, Revised, Standing, Transaction,
 };
@@ -39,8 +39,8 @@ pub(crate) struct Ledger {
     pub(crate) store: Store,
     pub(crate) entities: Entities,
     pub(crate) states: States,
-    pub(crate) spaces: Spaces,
-    pub(crate) engine: Arc<engine::Inner>,
+    pub(crate) spaces: ClaimSpaces,
+    pub(crate) engine: Arc<engine::EngineInner>,
     /// Delivers after-effects, if they are delivered in this process. It is notified when they have landed.
     pub(crate) outbox: Weak<Outbox>,
     /// Rings timers, if they are rung in this process. It is notified when they have landed.
@@ -48,7 +48,7 @@ pub(crate) struct Ledger {
 }
 
 /// The result of a commit on an entity.
-pub(crate) enum Sent {
+pub(crate) enum LedgerOutcome {
     Landed(Standing),
     /// The entity was changed.
     Moved,
@@ -102,20 +102,20 @@ impl Ledger {
     }
 
     /// Sends a change of an entity together with a part of this layer.
-    pub(crate) async fn send(&self, revised: Revised, part: Part) -> Result<Sent> {
+    pub(crate) async fn send(&self, revised: Revised, part: Part) -> Result<LedgerOutcome> {
         let Revised { commit, understood, after } = revised;
         let (commit, placed, rest) = part.place_whole(commit);
         match self.store.commit(commit).await.inspect_err(|_| self.unanswered())? {
             Outcome::Applied(receipt) => {
                 rest.land(placed.landing(&receipt));
-                Ok(Sent::Landed(after))
+                Ok(LedgerOutcome::Landed(after))
             }
             Outcome::Refused(refusal) => {
                 let sent = match () {
-                    () if placed.has_failed(&refusal, SESSION) => Sent::SessionLost,
-                    () if placed.has_failed(&refusal, CLAIM) => Sent::Claimed,
-                    () if placed.has_failed(&refusal, RECORD) => Sent::StartTaken,
-                    () => Sent::Moved,
+                    () if placed.has_failed(&refusal, SESSION) => LedgerOutcome::SessionLost,
+                    () if placed.has_failed(&refusal, CLAIM) => LedgerOutcome::Claimed,
+                    () if placed.has_failed(&refusal, RECORD) => LedgerOutcome::StartTaken,
+                    () => LedgerOutcome::Moved,
                 };
                 rest.refuse(&placed, &refusal);
                 // This also refreshes what is known of the entity's type.
@@ -134,7 +134,7 @@ impl Ledger {
         claim: &Claim,
         replaces: Option<Rev>,
         part: Part,
-    ) -> Result<Sent> {
+    ) -> Result<LedgerOutcome> {
         let (terms, key) = (&claim.terms, self.spaces.claim(&standing.id));
         let claiming = terms.claim_into.as_ref().unwrap_or(&terms.from);
         let data = terms.with_status(standing.data(), claiming);
@@ -144,7 +144,7 @@ impl Ledger {
             None => part.absent(CLAIM, &key),
         };
         let part = match &claim.owner {
-            Owner::Session(id) if claim.phase == Phase::Held => {
+            Owner::Session(id) if claim.phase == ClaimPhase::Held => {
                 part.check(SESSION, Check::Present(self.engine.locks.spaces.session(*id)))
             }
             _ => part,
@@ -198,7 +198,7 @@ impl Ledger {
 
     /// Ends a claim and returns its entity to the status it came from. If another caller has moved the entity from the
     /// claiming status, its status stays. Returns false if the claim had already ended.
-    pub(crate) async fn release(&self, entity: &EntityId, claim: &Claim, why: &Why) -> Result<bool> {
+    pub(crate) async fn release(&self, entity: &EntityId, claim: &Claim, why: &EndReason) -> Result<bool> {
         for _ in 0..TRIES {
             let view = self.view().await?;
             let Some((found, rev)) = self.claim_on(&view, entity).await? else { return Ok(false) };
@@ -221,7 +221,7 @@ impl Ledger {
         claim: &Claim,
         rev: Rev,
         standing: Option<Standing>,
-        why: &Why,
+        why: &EndReason,
     ) -> Result<bool> {
         let terms = &claim.terms;
         let part = self.dropping(entity, rev);
@@ -239,7 +239,7 @@ impl Ledger {
 
     /// Releases the claim of a firing whose action has ended without success. While the store is unavailable, it
     /// retries for at most one lease. After that the janitor releases the claim.
-    pub(crate) async fn give_up(&self, firing: &Firing, why: &Why) -> Result<bool> {
+    pub(crate) async fn give_up(&self, firing: &Firing, why: &EndReason) -> Result<bool> {
         let env = self.store.env();
         let until = env.monotonic() + firing.claim.terms.lease();
         let Firing { claim, standing, .. } = firing;
@@ -257,22 +257,22 @@ impl Ledger {
     }
 
     /// Reverts an entity without reading it first. Returns false if it has changed since the claim.
-    async fn revert(&self, firing: &Firing, why: &Why) -> Result<bool> {
+    async fn revert(&self, firing: &Firing, why: &EndReason) -> Result<bool> {
         let Firing { claim, standing, .. } = firing;
         self.send_revert(claim, standing, self.ends(claim, &standing.id), why).await
     }
 
     /// Returns an entity to the status that its claim came from.
-    async fn send_revert(&self, claim: &Claim, standing: &Standing, part: Part, why: &Why) -> Result<bool> {
+    async fn send_revert(&self, claim: &Claim, standing: &Standing, part: Part, why: &EndReason) -> Result<bool> {
         let terms = &claim.terms;
         let meta = Meta { author: why.actor.clone(), reason: Some(why.reason.clone()) };
         let data = terms.with_status(standing.data(), &terms.from);
         let revised = self.entities.revise(standing, data, &meta).await?;
         let part = part.and(self.log_release(claim, standing, why));
-        Ok(matches!(self.send(revised, part).await?, Sent::Landed(_)))
+        Ok(matches!(self.send(revised, part).await?, LedgerOutcome::Landed(_)))
     }
 
-    fn log_release(&self, claim: &Claim, standing: &Standing, why: &Why) -> Part {
+    fn log_release(&self, claim: &Claim, standing: &Standing, why: &EndReason) -> Part {
         let logged = log(claim, LoggedKind::Released, self.store.env().now(), why.reason.clone());
         let logged = Logged { to: claim.terms.from.clone(), actor: why.actor.clone(), ..logged };
         Part::default().put(&self.spaces.logged(&standing.id, standing.rev.next()), logged.encode())
@@ -285,7 +285,7 @@ impl Ledger {
     }
 
     /// Returns the part that goes with the release of a claim whose record is at this rev.
-    pub(crate) fn releasing(&self, claim: &Claim, standing: &Standing, rev: Rev, why: &Why) -> Part {
+    pub(crate) fn releasing(&self, claim: &Claim, standing: &Standing, rev: Rev, why: &EndReason) -> Part {
         self.dropping(&standing.id, rev).and(self.log_release(claim, standing, why))
     }
 
@@ -297,9 +297,9 @@ impl Ledger {
         before: (&Claim, Rev),
         claim: &Claim,
         kind: LoggedKind,
-        why: &Why,
+        why: &EndReason,
         part: Part,
-    ) -> Result<Sent> {
+    ) -> Result<LedgerOutcome> {
         let status = claim.terms.claim_into.clone().unwrap_or_default();
         let logged = log(before.0, kind, self.store.env().now(), why.reason.clone());
         let logged = Logged { from: status.clone(), to: status, actor: why.actor.clone(), ..logged };
@@ -310,18 +310,18 @@ impl Ledger {
 
 /// Why a claim ends, and the actor that has ended it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Why {
+pub(crate) struct EndReason {
     pub(crate) reason: String,
     pub(crate) actor: Option<String>,
 }
 
-impl Why {
-    pub(crate) fn new(reason: impl Into<String>) -> Why {
-        Why { reason: reason.into(), actor: None }
+impl EndReason {
+    pub(crate) fn new(reason: impl Into<String>) -> EndReason {
+        EndReason { reason: reason.into(), actor: None }
     }
 
-    pub(crate) fn by(actor: &str, reason: &str) -> Why {
-        Why { reason: reason.into(), actor: Some(actor.into()) }
+    pub(crate) fn by(actor: &str, reason: &str) -> EndReason {
+        EndReason { reason: reason.into(), actor: Some(actor.into()) }
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::claim::config::{ClaimWorkflow, Guard, Step};
+use crate::claim::config::{ClaimStep, ClaimWorkflow, StepGuard};
 use crate::claim::error::{ClaimError, Result};
 use crate::claim::stored::{EffectTerms, Terms, TimerTerms};
 use crate::entity::Standing;
@@ -73,7 +73,7 @@ impl Machine {
     }
 
     /// The steps with that key, at all statuses, with their indexes.
-    pub(crate) fn steps<'a>(&'a self, key: &'a str) -> impl Iterator<Item = (usize, &'a Step)> + 'a {
+    pub(crate) fn steps<'a>(&'a self, key: &'a str) -> impl Iterator<Item = (usize, &'a ClaimStep)> + 'a {
         self.config.steps.iter().enumerate().filter(move |(_, step)| step.step_key == key)
     }
 
@@ -94,7 +94,7 @@ impl Machine {
     }
 
     /// The guards of a step for a requester.
-    pub(crate) fn guards(&self, step: usize, requester: &str) -> &[Guard] {
+    pub(crate) fn guards(&self, step: usize, requester: &str) -> &[StepGuard] {
         let guards = self.config.steps[step].guards.as_ref();
         guards.and_then(|guards| guards.of(requester)).map_or(&[], Vec::as_slice)
     }
@@ -105,7 +105,12 @@ impl Machine {
     }
 }
 
-fn terms(config: &ClaimWorkflow, step: &Step, requester: &str, started: &BTreeMap<String, String>) -> Option<Terms> {
+fn terms(
+    config: &ClaimWorkflow,
+    step: &ClaimStep,
+    requester: &str,
+    started: &BTreeMap<String, String>,
+) -> Option<Terms> {
     let into = step.successful_state.of(requester)?.clone();
     let effects = step.success_after_effect.as_ref().and_then(|effects| effects.of(requester));
     let effect = |name: &String| EffectTerms { name: name.clone(), workflow: started.get(name).cloned() };
@@ -130,7 +135,7 @@ fn terms(config: &ClaimWorkflow, step: &Step, requester: &str, started: &BTreeMa
 
 fn timers(config: &ClaimWorkflow, status: &str) -> Vec<TimerTerms> {
     let from = config.steps.iter().filter(|step| step.status == status);
-    let timer = |step: &Step| {
+    let timer = |step: &ClaimStep| {
         let after_us = step.timer.as_ref()?.after.as_micros() as u64;
         Some(TimerTerms { step_id: step.step_id, after_us })
     };

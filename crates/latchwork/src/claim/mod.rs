@@ -24,7 +24,9 @@ mod validate;
 
 pub use action::{ActionCtx, ClaimLost, ClaimToken};
 pub use claims::{Claims, ClaimsBuilder, DeclaredClaim};
-pub use config::{ActionFacts, ClaimState, ClaimWorkflow, Each, Guard, Janitor, Meta, Recovery, Step, Timer};
+pub use config::{
+    ActionFacts, ClaimMeta, ClaimState, ClaimStep, ClaimWorkflow, Each, Janitor, Recovery, StepGuard, Timer,
+};
 pub use durable::{DurableAction, DurableCall, DurableFired, durable_action};
 pub use error::{ActionError, ClaimError, Result, Uncovered};
 pub use finding::{Finding, Position, Rule};
@@ -33,11 +35,12 @@ pub use janitor::{Abandoned, Swept};
 pub use operate::{ClaimOperator, OpenClaim, Permitted, StoredClaims, Transition, TransitionKind};
 pub use outbox::{AfterEffect, DeadLetter};
 pub use outcome::{
-    ActionFailure, ClaimFailed, Conflict, Fired, Holder, Lost, NotPermitted, Outcome, Reason, Rejection, Transitioned,
+    ActionFailure, ClaimFailed, ClaimHolder, Conflict, Fired, Lost, NotPermitted, Outcome, Reason, Rejection,
+    Transitioned,
 };
 
 use finding::Findings;
-use validate::Known;
+use validate::Registered;
 
 /// The claim workflows of a configuration, and what is wrong with them.
 #[derive(Debug, Clone)]
@@ -60,14 +63,14 @@ impl Checked {
 pub fn check_json(text: &str) -> Checked {
     let mut source = read::read(text);
     let workflows = std::mem::take(&mut source.workflows);
-    validate::validate(&workflows, &Known::default(), &mut source.findings);
+    validate::validate(&workflows, &Registered::default(), &mut source.findings);
     Checked { workflows, findings: source.finish() }
 }
 
 /// Returns everything that is wrong with these claim workflows.
 pub fn check(workflows: &[ClaimWorkflow]) -> Vec<Finding> {
     let mut findings = Findings::default();
-    validate::validate(workflows, &Known::default(), &mut findings);
+    validate::validate(workflows, &Registered::default(), &mut findings);
     findings.found.into_iter().map(|(_, finding)| finding).collect()
 }
 

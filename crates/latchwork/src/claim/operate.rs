@@ -7,14 +7,14 @@ use serde::Serialize;
 use serde_json::Value;
 use tokio::sync::Notify;
 
-use crate::claim::action::Staged;
+use crate::claim::action::StagedWrites;
 use crate::claim::claims::{self, Claims};
 use crate::claim::error::{ClaimError, Result};
-use crate::claim::finish::{Finished, Firing};
-use crate::claim::ledger::{Ledger, Sent, Why};
+use crate::claim::finish::{Firing, TransitionOutcome};
+use crate::claim::ledger::{EndReason, Ledger, LedgerOutcome};
 use crate::claim::outbox::{AfterEffect, DeadLetter};
-use crate::claim::outcome::{Holder, Reason};
-use crate::claim::stored::{Claim, Effect, EffectKey, Logged, LoggedKind, Phase, Spaces};
+use crate::claim::outcome::{ClaimHolder, Reason};
+use crate::claim::stored::{Claim, ClaimPhase, ClaimSpaces, EffectKey, Logged, LoggedKind, OutboxEffect};
 use crate::damage::scan_around;
 use crate::entity::{EntityId, Query, Standing, field};
 use crate::lane::Part;
@@ -47,7 +47,7 @@ pub struct OpenClaim {
     /// The number of attempts of the action.
     pub attempts: u32,
     /// The holder of the claim.
-    pub holder: Holder,
+    pub holder: ClaimHolder,
 }
 
 /// A change of an entity by a claim workflow.
@@ -99,8 +99,8 @@ pub enum TransitionKind {
 #[derive(Clone)]
 pub struct StoredClaims {
     store: Store,
-    spaces: Option<Spaces>,
-    sessions: Option<lock::name::Spaces>,
+    spaces: Option<ClaimSpaces>,
+    sessions: Option<lock::name::LockSpaces>,
 }
 
 /// Reads and changes claims. It needs no configuration: each claim stores the terms it was made with.
@@ -115,7 +115,7 @@ pub struct ClaimOperator {
 impl StoredClaims {
     /// The claims of a store. The store may be open for reading only.
     pub async fn on(store: &Store) -> Result<StoredClaims> {
-        let (spaces, sessions) = (Spaces::find(store).await?, lock::name::Spaces::find(store).await?);
+        let (spaces, sessions) = (ClaimSpaces::find(store).await?, lock::name::LockSpaces::find(store).await?);
         Ok(StoredClaims { store: store.clone(), spaces, sessions })
     }
 
@@ -168,7 +168,7 @@ impl StoredClaims {
         for (key, item) in view.scan(&spaces.log_of(&entity), Order::Descending, limit).await? {
             let place = || format!("the log of claims on entity {entity:?}");
             let logged = Logged::decode(&item.value).map_err(|why| why.at(place()))?;
-            let rev = Spaces::read_rev(&key).ok_or_else(|| ClaimError::Corrupt { place: place() })?;
+            let rev = ClaimSpaces::read_rev(&key).ok_or_else(|| ClaimError::Corrupt { place: place() })?;
             history.push(transition(logged, rev));
         }
         Ok(history)
@@ -181,7 +181,8 @@ impl StoredClaims {
         let mut undelivered = Vec::new();
         for (key, item) in scan_around(&view, &spaces.outbox, &spaces.outbox.all(), limit).await?.found {
             let Some(named) = EffectKey::read_outbox(&key) else { continue };
-            let effect = Effect::decode(&item.value).map_err(|why| why.at(format!("after-effect {}", named.text())))?;
+            let effect =
+                OutboxEffect::decode(&item.value).map_err(|why| why.at(format!("after-effect {}", named.text())))?;
             undelivered.push(effect.told(&named));
         }
         Ok(undelivered)
@@ -197,7 +198,8 @@ impl StoredClaims {
         let mut dead = Vec::new();
         for (key, item) in scan_around(&view, &spaces.dead, &rest, limit).await?.found {
             let Some(named) = EffectKey::read_dead(&key) else { continue };
-            let effect = Effect::decode(&item.value).map_err(|why| why.at(format!("dead letter {}", named.text())))?;
+            let effect =
+                OutboxEffect::decode(&item.value).map_err(|why| why.at(format!("dead letter {}", named.text())))?;
             dead.push(DeadLetter::of(&named, effect));
         }
         Ok(dead)
@@ -226,7 +228,12 @@ fn transition(logged: Logged, rev: Rev) -> Transition {
 }
 
 /// Returns the holder of a claim, with the rest of its lease.
-async fn holder(view: &View, sessions: Option<&lock::name::Spaces>, now: Timestamp, claim: &Claim) -> Result<Holder> {
+async fn holder(
+    view: &View,
+    sessions: Option<&lock::name::LockSpaces>,
+    now: Timestamp,
+    claim: &Claim,
+) -> Result<ClaimHolder> {
     let (owner, lease_left) = match &claim.owner {
         Owner::Session(id) => {
             let item = match sessions {
@@ -244,10 +251,10 @@ async fn holder(view: &View, sessions: Option<&lock::name::Spaces>, now: Timesta
         Owner::Execution(id) => (format!("execution {id:?}"), None),
     };
     let needs_review = match &claim.phase {
-        Phase::Review(reason) => Some(reason.clone()),
+        ClaimPhase::Review(reason) => Some(reason.clone()),
         _ => None,
     };
-    Ok(Holder {
+    Ok(ClaimHolder {
         owner,
         requester: claim.requester.clone(),
         actor: claim.actor.clone(),
@@ -260,7 +267,7 @@ async fn holder(view: &View, sessions: Option<&lock::name::Spaces>, now: Timesta
 
 impl Ledger {
     /// Returns the holder of a claim, with the rest of its lease.
-    pub(crate) async fn holder(&self, view: &View, claim: &Claim) -> Result<Holder> {
+    pub(crate) async fn holder(&self, view: &View, claim: &Claim) -> Result<ClaimHolder> {
         holder(view, Some(&self.engine.locks.spaces), self.store.env().now(), claim).await
     }
 }
@@ -270,10 +277,10 @@ impl ClaimOperator {
     /// [idle](crate::workflow::EngineBuilder::idle).
     pub async fn on(engine: &Engine) -> Result<ClaimOperator> {
         let inner = &engine.inner;
-        if let Some(claims) = claims::Inner::on(inner) {
+        if let Some(claims) = claims::ClaimsInner::on(inner) {
             return ClaimOperator::with(claims.ledger.clone(), claims.nudge.clone()).await;
         }
-        let ledger = Arc::new(Ledger::alone(inner, Spaces::declare(&inner.store).await?));
+        let ledger = Arc::new(Ledger::alone(inner, ClaimSpaces::declare(&inner.store).await?));
         ClaimOperator::with(ledger, Arc::default()).await
     }
 
@@ -297,7 +304,7 @@ impl ClaimOperator {
     pub async fn release(&self, entity: impl Into<EntityId>, actor: &str, reason: &str) -> Result<()> {
         let entity = entity.into();
         let (claim, _) = self.claim_on(&entity).await?;
-        match self.ledger.release(&entity, &claim, &Why::by(actor, reason)).await? {
+        match self.ledger.release(&entity, &claim, &EndReason::by(actor, reason)).await? {
             true => Ok(()),
             false => Err(ClaimError::NotClaimed { id: entity }),
         }
@@ -307,13 +314,13 @@ impl ClaimOperator {
     pub async fn retry(&self, entity: impl Into<EntityId>, actor: &str, reason: &str) -> Result<()> {
         let entity = entity.into();
         let (claim, rev, standing) = self.in_review(&entity).await?;
-        let again = Claim { token: standing.rev.next().0, phase: Phase::Retry, ..claim.clone() };
-        let why = Why::by(actor, reason);
+        let again = Claim { token: standing.rev.next().0, phase: ClaimPhase::Retry, ..claim.clone() };
+        let why = EndReason::by(actor, reason);
         let kind = LoggedKind::Review;
         let sent = self.ledger.take_over(&standing, (&claim, rev), &again, kind, &why, Part::default()).await?;
         self.nudge.notify_one();
         match sent {
-            Sent::Landed(_) => Ok(()),
+            LedgerOutcome::Landed(_) => Ok(()),
             _ => Err(ClaimError::Contended { id: entity, tries: 1 }),
         }
     }
@@ -323,7 +330,7 @@ impl ClaimOperator {
     async fn in_review(&self, entity: &EntityId) -> Result<(Claim, Rev, Standing)> {
         let refuse = |reason: &str| Err(ClaimError::NotInReview { id: entity.clone(), reason: reason.into() });
         let (claim, _) = self.claim_on(entity).await?;
-        if !matches!(claim.phase, Phase::Review(_)) {
+        if !matches!(claim.phase, ClaimPhase::Review(_)) {
             return refuse("does not wait for an operator: release it, or let its action end");
         }
         match self.ledger.still(entity, &claim).await? {
@@ -342,11 +349,11 @@ impl ClaimOperator {
         // In a task that also finishes if the caller drops this future: the answer of the commit starts the
         // after-effects.
         let ledger = self.ledger.clone();
-        let finishing = async move { ledger.finish(&firing, &Staged::default(), &Value::Null).await };
+        let finishing = async move { ledger.finish(&firing, &StagedWrites::default(), &Value::Null).await };
         let finished = self.ledger.engine.node.runtime.run(finishing).await;
         match finished.unwrap_or(Err(ClaimError::Stopped))? {
-            Finished::Done(rev) => Ok(rev),
-            Finished::Moved => Err(ClaimError::Contended { id: entity, tries: 1 }),
+            TransitionOutcome::Done(rev) => Ok(rev),
+            TransitionOutcome::Moved => Err(ClaimError::Contended { id: entity, tries: 1 }),
         }
     }
 
@@ -357,8 +364,8 @@ impl ClaimOperator {
         let ledger = &self.ledger;
         let (dead, outbox) = (ledger.spaces.dead(&named), ledger.spaces.effect(&named));
         let item = ledger.view().await?.get(&dead).await?.ok_or_else(missing)?;
-        let effect = Effect::decode(&item.value).map_err(|why| why.at(format!("dead letter {key}")))?;
-        let effect = Effect { attempts: 0, due_us: 0, error: None, ..effect };
+        let effect = OutboxEffect::decode(&item.value).map_err(|why| why.at(format!("dead letter {key}")))?;
+        let effect = OutboxEffect { attempts: 0, due_us: 0, error: None, ..effect };
         let commit = Commit::new().at_rev(&dead, item.rev).delete(&dead).put(&outbox, effect.encode());
         if !ledger.store.commit(commit).await?.is_applied() {
             return Err(missing());

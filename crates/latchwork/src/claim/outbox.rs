@@ -1,7 +1,7 @@
 //! After-effects: the outbox delivers what transitions have written into it, at least once, under a key that stays the
 //! same. The after-effects of one entity are delivered in the order of its transitions.
 //!
-//! A `Line` is the queue of one entity: its after-effects that are known in memory. A transition announces its
+//! An `EffectQueue` is the queue of one entity: its after-effects that are known in memory. A transition announces its
 //! after-effects before it sends its commit, so a later transition of the same entity cannot overtake it.
 
 use std::collections::{BTreeMap, HashMap};
@@ -17,7 +17,7 @@ use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::backoff::{doubled, jittered};
 use crate::claim::error::Result;
-use crate::claim::stored::{Effect, EffectKey, Spaces};
+use crate::claim::stored::{ClaimSpaces, EffectKey, OutboxEffect};
 use crate::damage::scan_around;
 use crate::entity::EntityId;
 use crate::node::Node;
@@ -75,7 +75,7 @@ pub struct AfterEffect {
     pub attempt: u32,
 }
 
-impl Effect {
+impl OutboxEffect {
     pub(crate) fn told(&self, key: &EffectKey) -> AfterEffect {
         let json = |text: &str| serde_json::from_str(text).unwrap_or_default();
         AfterEffect {
@@ -102,10 +102,10 @@ pub(crate) type Handler = Arc<dyn Fn(AfterEffect) -> Boxed<'static, std::result:
 
 pub(crate) struct Outbox {
     node: Arc<Node>,
-    spaces: Spaces,
+    spaces: ClaimSpaces,
     handlers: BTreeMap<String, Handler>,
     most_attempts: u32,
-    lines: Mutex<Lines>,
+    queues: Mutex<EffectQueues>,
     /// Notified when fewer after-effects are known.
     fewer: Notify,
     /// Notified when the stored outbox must be read again.
@@ -114,8 +114,8 @@ pub(crate) struct Outbox {
 }
 
 #[derive(Default)]
-struct Lines {
-    by: HashMap<EntityId, Line>,
+struct EffectQueues {
+    by: HashMap<EntityId, EffectQueue>,
     known: usize,
     /// The number of known after-effects whose commits have not landed yet.
     expected: usize,
@@ -126,18 +126,18 @@ struct Lines {
 }
 
 #[derive(Default)]
-struct Line {
-    effects: BTreeMap<EffectKey, Known>,
+struct EffectQueue {
+    effects: BTreeMap<EffectKey, KnownEffect>,
     /// Notified when the first of them has changed.
     woken: Arc<Notify>,
     has_worker: bool,
 }
 
-enum Known {
+enum KnownEffect {
     /// This many commits are on their way that would write it. Callers that race for an unclaimed step expect the same
     /// after-effect, and only one of their commits lands.
     Expected(usize),
-    Landed(Box<Effect>),
+    Landed(Box<OutboxEffect>),
     /// It was read from the store, or may be there. It is read again before it is delivered.
     Stored,
 }
@@ -145,7 +145,7 @@ enum Known {
 /// After-effects whose commit is on its way.
 pub(crate) struct Expected {
     outbox: Arc<Outbox>,
-    effects: Vec<(EffectKey, Effect)>,
+    effects: Vec<(EffectKey, OutboxEffect)>,
 }
 
 /// A delivered after-effect, and the worker that waits for its removal.
@@ -161,21 +161,21 @@ impl Expected {
     /// The commit has landed.
     pub(crate) fn landed(mut self) {
         let effects = std::mem::take(&mut self.effects);
-        let mut lines = self.outbox.lines.lock();
-        if !lines.is_read {
-            lines.late.extend(effects.into_iter().map(|(key, _)| key));
+        let mut queues = self.outbox.queues.lock();
+        if !queues.is_read {
+            queues.late.extend(effects.into_iter().map(|(key, _)| key));
             return;
         }
         for (key, effect) in effects {
-            lines.put(&self.outbox, key, Known::Landed(Box::new(effect)));
+            queues.put(&self.outbox, key, KnownEffect::Landed(Box::new(effect)));
         }
     }
 
     /// The commit was refused.
     pub(crate) fn refused(mut self) {
-        let mut lines = self.outbox.lines.lock();
+        let mut queues = self.outbox.queues.lock();
         for (key, _) in std::mem::take(&mut self.effects) {
-            lines.unexpect(&key);
+            queues.unexpect(&key);
         }
     }
 }
@@ -189,9 +189,9 @@ impl Drop for Expected {
     }
 }
 
-impl Lines {
+impl EffectQueues {
     fn holds(&self, key: &EffectKey) -> bool {
-        self.by.get(&key.entity).is_some_and(|line| line.effects.contains_key(key))
+        self.by.get(&key.entity).is_some_and(|queue| queue.effects.contains_key(key))
     }
 
     /// The number of after-effects that can be delivered, as far as is known.
@@ -199,66 +199,66 @@ impl Lines {
         self.known - self.expected
     }
 
-    fn put(&mut self, outbox: &Arc<Outbox>, key: EffectKey, known: Known) {
-        let is_expected = matches!(known, Known::Expected(_));
-        let line = self.by.entry(key.entity.clone()).or_default();
+    fn put(&mut self, outbox: &Arc<Outbox>, key: EffectKey, known: KnownEffect) {
+        let is_expected = matches!(known, KnownEffect::Expected(_));
+        let queue = self.by.entry(key.entity.clone()).or_default();
         // An after-effect that is known to have landed stays as it is, also if it is then found in the store.
-        match line.effects.get_mut(&key) {
-            Some(Known::Landed(_) | Known::Stored) => return,
-            Some(Known::Expected(commits)) if is_expected => {
+        match queue.effects.get_mut(&key) {
+            Some(KnownEffect::Landed(_) | KnownEffect::Stored) => return,
+            Some(KnownEffect::Expected(commits)) if is_expected => {
                 *commits += 1;
                 return;
             }
-            Some(Known::Expected(_)) => self.expected -= 1,
+            Some(KnownEffect::Expected(_)) => self.expected -= 1,
             None => {
                 self.known += 1;
                 self.expected += usize::from(is_expected);
             }
         }
         let entity = key.entity.clone();
-        line.effects.insert(key, known);
-        line.woken.notify_one();
-        if !is_expected && !line.has_worker {
-            line.has_worker = true;
+        queue.effects.insert(key, known);
+        queue.woken.notify_one();
+        if !is_expected && !queue.has_worker {
+            queue.has_worker = true;
             outbox.node.runtime.spawn(work(outbox.clone(), entity));
         }
     }
 
     /// A commit was refused. What another commit has written stays.
     fn unexpect(&mut self, key: &EffectKey) {
-        let line = self.by.get_mut(&key.entity);
-        match line.and_then(|line| line.effects.get_mut(key)) {
-            Some(Known::Expected(commits)) if *commits > 1 => *commits -= 1,
-            Some(Known::Expected(_)) => self.take(key),
-            Some(Known::Landed(_) | Known::Stored) | None => {}
+        let queue = self.by.get_mut(&key.entity);
+        match queue.and_then(|queue| queue.effects.get_mut(key)) {
+            Some(KnownEffect::Expected(commits)) if *commits > 1 => *commits -= 1,
+            Some(KnownEffect::Expected(_)) => self.take(key),
+            Some(KnownEffect::Landed(_) | KnownEffect::Stored) | None => {}
         }
     }
 
     /// Removes an after-effect that was delivered, or that no commit will write any more.
     fn take(&mut self, key: &EffectKey) {
-        let Some(line) = self.by.get_mut(&key.entity) else { return };
-        if let Some(taken) = line.effects.remove(key) {
+        let Some(queue) = self.by.get_mut(&key.entity) else { return };
+        if let Some(taken) = queue.effects.remove(key) {
             self.known -= 1;
-            self.expected -= usize::from(matches!(taken, Known::Expected(_)));
+            self.expected -= usize::from(matches!(taken, KnownEffect::Expected(_)));
         }
-        line.woken.notify_one();
-        if line.effects.is_empty() && !line.has_worker {
+        queue.woken.notify_one();
+        if queue.effects.is_empty() && !queue.has_worker {
             self.by.remove(&key.entity);
         }
     }
 }
 
 /// What a worker does next.
-enum Next {
+enum WorkerNext {
     Waits(Arc<Notify>),
-    Delivers(EffectKey, Option<Box<Effect>>),
+    Delivers(EffectKey, Option<Box<OutboxEffect>>),
     Ends,
 }
 
 impl Outbox {
     pub(crate) fn new(
         node: &Arc<Node>,
-        spaces: &Spaces,
+        spaces: &ClaimSpaces,
         handlers: BTreeMap<String, Handler>,
         most_attempts: u32,
     ) -> (Arc<Outbox>, Acked) {
@@ -268,7 +268,7 @@ impl Outbox {
             spaces: spaces.clone(),
             handlers,
             most_attempts,
-            lines: Mutex::default(),
+            queues: Mutex::default(),
             fewer: Notify::new(),
             again: Arc::default(),
             acks,
@@ -283,21 +283,21 @@ impl Outbox {
     }
 
     /// Announces after-effects whose commit is about to be sent.
-    pub(crate) fn expect(self: &Arc<Outbox>, effects: Vec<(EffectKey, Effect)>) -> Expected {
-        let mut lines = self.lines.lock();
+    pub(crate) fn expect(self: &Arc<Outbox>, effects: Vec<(EffectKey, OutboxEffect)>) -> Expected {
+        let mut queues = self.queues.lock();
         for (key, _) in &effects {
-            lines.put(self, key.clone(), Known::Expected(1));
+            queues.put(self, key.clone(), KnownEffect::Expected(1));
         }
-        drop(lines);
+        drop(queues);
         Expected { outbox: self.clone(), effects }
     }
 
     /// The store may hold an after-effect that is not known here.
     pub(crate) fn look_at(self: &Arc<Outbox>, key: EffectKey) {
-        let mut lines = self.lines.lock();
-        match lines.is_read {
-            true => lines.put(self, key, Known::Stored),
-            false => lines.late.push(key),
+        let mut queues = self.queues.lock();
+        match queues.is_read {
+            true => queues.put(self, key, KnownEffect::Stored),
+            false => queues.late.push(key),
         }
     }
 
@@ -308,20 +308,20 @@ impl Outbox {
 
     /// The number of after-effects that are known here and not delivered.
     pub(crate) fn known(&self) -> usize {
-        let lines = self.lines.lock();
-        lines.known + lines.late.iter().filter(|key| !lines.holds(key)).count()
+        let queues = self.queues.lock();
+        queues.known + queues.late.iter().filter(|key| !queues.holds(key)).count()
     }
 
-    fn next(&self, entity: &EntityId) -> Next {
-        let mut lines = self.lines.lock();
-        let Some(line) = lines.by.get_mut(entity) else { return Next::Ends };
-        match line.effects.first_key_value() {
-            Some((_, Known::Expected(_))) => Next::Waits(line.woken.clone()),
-            Some((key, Known::Landed(effect))) => Next::Delivers(key.clone(), Some(effect.clone())),
-            Some((key, Known::Stored)) => Next::Delivers(key.clone(), None),
+    fn next(&self, entity: &EntityId) -> WorkerNext {
+        let mut queues = self.queues.lock();
+        let Some(queue) = queues.by.get_mut(entity) else { return WorkerNext::Ends };
+        match queue.effects.first_key_value() {
+            Some((_, KnownEffect::Expected(_))) => WorkerNext::Waits(queue.woken.clone()),
+            Some((key, KnownEffect::Landed(effect))) => WorkerNext::Delivers(key.clone(), Some(effect.clone())),
+            Some((key, KnownEffect::Stored)) => WorkerNext::Delivers(key.clone(), None),
             None => {
-                lines.by.remove(entity);
-                Next::Ends
+                queues.by.remove(entity);
+                WorkerNext::Ends
             }
         }
     }
@@ -333,11 +333,11 @@ impl Outbox {
 
     /// Removes the after-effects of an entity from memory. They are in the store, and another node delivers them.
     fn forget(&self, entity: &EntityId) {
-        let mut lines = self.lines.lock();
+        let mut queues = self.queues.lock();
         let left: Vec<EffectKey> =
-            lines.by.get(entity).map_or(Vec::new(), |line| line.effects.keys().cloned().collect());
-        left.iter().for_each(|key| lines.take(key));
-        lines.by.remove(entity);
+            queues.by.get(entity).map_or(Vec::new(), |queue| queue.effects.keys().cloned().collect());
+        left.iter().for_each(|key| queues.take(key));
+        queues.by.remove(entity);
     }
 
     /// Returns the first after-effect of the same entity that comes before this one. If several processes share the
@@ -355,16 +355,16 @@ impl Outbox {
 
     /// Delivers an after-effect, and retries until it succeeds or becomes a dead letter. Returns false if it must stay
     /// in the store.
-    async fn deliver(&self, key: &EffectKey, known: Option<Box<Effect>>) -> Result<bool> {
+    async fn deliver(&self, key: &EffectKey, known: Option<Box<OutboxEffect>>) -> Result<bool> {
         let (store, stored) = (&self.node.store, self.spaces.effect(key));
         let mut effect = match known {
             Some(effect) => *effect,
             None => {
                 let Some(item) = store.view().await?.get(&stored).await? else { return Ok(true) };
                 let found =
-                    Effect::decode(&item.value).map_err(|why| why.at(format!("after-effect {}", key.text())))?;
+                    OutboxEffect::decode(&item.value).map_err(|why| why.at(format!("after-effect {}", key.text())))?;
                 // The attempt is counted before it is made, because the handler may crash the process.
-                let counted = Effect { attempts: found.attempts + 1, ..found };
+                let counted = OutboxEffect { attempts: found.attempts + 1, ..found };
                 if counted.attempts > self.most_attempts {
                     self.bury(key, counted).await?;
                     return Ok(true);
@@ -373,7 +373,7 @@ impl Outbox {
                 if !store.commit(put).await?.is_applied() {
                     return Ok(false);
                 }
-                Effect { attempts: counted.attempts - 1, ..counted }
+                OutboxEffect { attempts: counted.attempts - 1, ..counted }
             }
         };
         loop {
@@ -404,7 +404,7 @@ impl Outbox {
         }
     }
 
-    async fn handle(&self, key: &EffectKey, effect: &Effect) -> std::result::Result<(), String> {
+    async fn handle(&self, key: &EffectKey, effect: &OutboxEffect) -> std::result::Result<(), String> {
         let Some(handler) = self.handlers.get(&effect.name) else {
             return Err(format!("this program has no after-effect {:?}", effect.name));
         };
@@ -416,7 +416,7 @@ impl Outbox {
     }
 
     /// Moves an after-effect to the dead letters.
-    async fn bury(&self, key: &EffectKey, effect: Effect) -> Result<()> {
+    async fn bury(&self, key: &EffectKey, effect: OutboxEffect) -> Result<()> {
         tracing::error!(key = key.text(), effect = effect.name, error = effect.error, "after-effect is a dead letter");
         let (stored, dead) = (self.spaces.effect(key), self.spaces.dead(key));
         let commit = Commit::new().present(&stored).delete(&stored).put(&dead, effect.encode());
@@ -432,12 +432,12 @@ async fn work(outbox: Arc<Outbox>, entity: EntityId) {
             return outbox.forget(&entity);
         }
         match outbox.next(&entity) {
-            Next::Ends => return,
-            Next::Waits(woken) => woken.notified().await,
-            Next::Delivers(key, known) => {
+            WorkerNext::Ends => return,
+            WorkerNext::Waits(woken) => woken.notified().await,
+            WorkerNext::Delivers(key, known) => {
                 let delivered = match outbox.earlier(&key).await {
                     Ok(Some(earlier)) => {
-                        outbox.lines.lock().put(&outbox, earlier, Known::Stored);
+                        outbox.queues.lock().put(&outbox, earlier, KnownEffect::Stored);
                         continue;
                     }
                     Ok(None) => outbox.deliver(&key, known).await,
@@ -451,14 +451,14 @@ async fn work(outbox: Arc<Outbox>, entity: EntityId) {
                     Err(error) => {
                         tracing::warn!(key = key.text(), %error, "after-effect could not be delivered yet");
                         outbox.node.store.env().sleep(AGAIN).await;
-                        let mut lines = outbox.lines.lock();
-                        if let Some(known) = lines.by.get_mut(&entity).and_then(|line| line.effects.get_mut(&key)) {
-                            *known = Known::Stored;
+                        let mut queues = outbox.queues.lock();
+                        if let Some(known) = queues.by.get_mut(&entity).and_then(|queue| queue.effects.get_mut(&key)) {
+                            *known = KnownEffect::Stored;
                         }
                         continue;
                     }
                 }
-                outbox.lines.lock().take(&key);
+                outbox.queues.lock().take(&key);
                 outbox.fewer.notify_one();
             }
         }
@@ -518,7 +518,7 @@ impl Outbox {
                 let last = scanned.keys().max().cloned();
                 for (key, _) in &scanned.found {
                     match EffectKey::read_outbox(key) {
-                        Some(effect) => self.lines.lock().put(self, effect, Known::Stored),
+                        Some(effect) => self.queues.lock().put(self, effect, KnownEffect::Stored),
                         None => tracing::error!(%key, "the key of the after-effect is damaged"),
                     }
                 }
@@ -526,16 +526,16 @@ impl Outbox {
                     Some(last) => rest = rest.after(&last),
                     None => break,
                 }
-                while self.lines.lock().deliverable() > MOST_KNOWN {
+                while self.queues.lock().deliverable() > MOST_KNOWN {
                     self.fewer.notified().await;
                 }
             }
         }
-        let mut lines = self.lines.lock();
-        lines.is_read = true;
+        let mut queues = self.queues.lock();
+        queues.is_read = true;
         // Some of these were also read above, and may already have been delivered.
-        for key in std::mem::take(&mut lines.late) {
-            lines.put(self, key, Known::Stored);
+        for key in std::mem::take(&mut queues.late) {
+            queues.put(self, key, KnownEffect::Stored);
         }
         Ok(())
     }
@@ -557,7 +557,7 @@ pub struct DeadLetter {
 }
 
 impl DeadLetter {
-    pub(crate) fn of(key: &EffectKey, effect: Effect) -> DeadLetter {
+    pub(crate) fn of(key: &EffectKey, effect: OutboxEffect) -> DeadLetter {
         let (attempts, at) = (effect.attempts, Timestamp(effect.due_us));
         let error = effect.error.clone().unwrap_or_else(|| "its process ended during each attempt".into());
         DeadLetter { effect: effect.told(key), attempts, error, at }

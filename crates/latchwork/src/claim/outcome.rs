@@ -112,13 +112,13 @@ pub struct ClaimFailed {
     /// The entity's status.
     pub status: String,
     /// The holder of the other claim. `None` if that claim has ended by now.
-    pub holder: Option<Holder>,
+    pub holder: Option<ClaimHolder>,
 }
 
 /// The holder of a claim.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
-pub struct Holder {
+pub struct ClaimHolder {
     /// The session or the execution that holds it.
     pub owner: String,
     /// The requester that the step was fired for.
@@ -174,7 +174,7 @@ pub enum Reason {
     /// The entity is claimed.
     Claimed {
         /// The holder of the claim, if it is known.
-        holder: Option<Box<Holder>>,
+        holder: Option<Box<ClaimHolder>>,
     },
     /// The step is not for this requester.
     Requester {

@@ -8,21 +8,21 @@ use serde::de::{Deserializer as _, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use crate::claim::config::{
-    ActionFacts, ClaimState, ClaimWorkflow, Each, Guard, Janitor, Meta, Recovery, Step, Timer, duration,
+    ActionFacts, ClaimMeta, ClaimState, ClaimStep, ClaimWorkflow, Each, Janitor, Recovery, StepGuard, Timer, duration,
 };
 use crate::claim::finding::{Finding, Findings, Position, Route, Rule};
 
 /// The contents of a file, and the positions of its values.
-pub(crate) struct Source {
+pub(crate) struct ConfigSource {
     pub(crate) workflows: Vec<ClaimWorkflow>,
     pub(crate) findings: Findings,
     places: HashMap<Route, Position>,
 }
 
-impl Source {
+impl ConfigSource {
     /// Returns all findings, ordered by position.
     pub(crate) fn finish(self) -> Vec<Finding> {
-        let Source { findings, places, .. } = self;
+        let ConfigSource { findings, places, .. } = self;
         let position = |route: &Route| {
             let mut route = Some(route.clone());
             while let Some(here) = route {
@@ -44,8 +44,8 @@ impl Source {
 }
 
 /// Reads one workflow, or a list of them.
-pub(crate) fn read(text: &str) -> Source {
-    let mut reader = Reader { text, lines: lines(text), findings: Findings::default(), places: HashMap::new() };
+pub(crate) fn read(text: &str) -> ConfigSource {
+    let mut reader = ConfigReader { text, lines: lines(text), findings: Findings::default(), places: HashMap::new() };
     let mut workflows = Vec::new();
     let root = Route::default();
     match serde_json::from_str::<&RawValue>(text) {
@@ -62,7 +62,7 @@ pub(crate) fn read(text: &str) -> Source {
         }
         Ok(raw) => workflows.extend(reader.workflow(raw, &root.to(0))),
     }
-    Source { workflows, findings: reader.findings, places: reader.places }
+    ConfigSource { workflows, findings: reader.findings, places: reader.places }
 }
 
 /// The offset of each line in a text.
@@ -70,7 +70,7 @@ fn lines(text: &str) -> Vec<usize> {
     std::iter::once(0).chain(text.match_indices('\n').map(|(end, _)| end + 1)).collect()
 }
 
-struct Reader<'a> {
+struct ConfigReader<'a> {
     text: &'a str,
     lines: Vec<usize>,
     findings: Findings,
@@ -78,12 +78,12 @@ struct Reader<'a> {
 }
 
 /// The fields of an object that were not read yet.
-struct Fields<'a> {
+struct UnreadFields<'a> {
     route: Route,
     left: BTreeMap<String, &'a RawValue>,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> ConfigReader<'a> {
     fn wrong(&mut self, route: &Route, message: impl Into<String>) {
         self.findings.add(Rule::Format, route.clone(), None, message);
     }
@@ -105,7 +105,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn object(&mut self, raw: &'a RawValue, route: &Route) -> Option<Fields<'a>> {
+    fn object(&mut self, raw: &'a RawValue, route: &Route) -> Option<UnreadFields<'a>> {
         self.note(raw, route);
         let mut text = serde_json::Deserializer::from_str(raw.get());
         let Ok(pairs) = text.deserialize_map(Pairs) else {
@@ -121,11 +121,11 @@ impl<'a> Reader<'a> {
             }
             left.insert(name, value);
         }
-        Some(Fields { route: route.clone(), left })
+        Some(UnreadFields { route: route.clone(), left })
     }
 
     /// The fields that are left are unknown.
-    fn end(&mut self, fields: Fields<'a>, known: &str) {
+    fn end(&mut self, fields: UnreadFields<'a>, known: &str) {
         for name in fields.left.keys() {
             self.wrong(&fields.route.to(name), format!("unknown field {name:?}; the fields here are {known}"));
         }
@@ -138,7 +138,12 @@ impl<'a> Reader<'a> {
             .ok()
     }
 
-    fn field<T: serde::de::DeserializeOwned>(&mut self, fields: &mut Fields<'a>, name: &str, what: &str) -> Option<T> {
+    fn field<T: serde::de::DeserializeOwned>(
+        &mut self,
+        fields: &mut UnreadFields<'a>,
+        name: &str,
+        what: &str,
+    ) -> Option<T> {
         let raw = fields.left.remove(name)?;
         self.value(raw, &fields.route.to(name), what)
     }
@@ -146,7 +151,7 @@ impl<'a> Reader<'a> {
     /// Like `field`, but the field must exist.
     fn required<T: serde::de::DeserializeOwned>(
         &mut self,
-        fields: &mut Fields<'a>,
+        fields: &mut UnreadFields<'a>,
         name: &str,
         what: &str,
     ) -> Option<T> {
@@ -156,7 +161,7 @@ impl<'a> Reader<'a> {
         self.field(fields, name, what)
     }
 
-    fn duration(&mut self, fields: &mut Fields<'a>, name: &str) -> Option<Duration> {
+    fn duration(&mut self, fields: &mut UnreadFields<'a>, name: &str) -> Option<Duration> {
         let route = fields.route.to(name);
         let text: String = self.field(fields, name, "a duration such as \"30s\"")?;
         let read = duration::read(&text);
@@ -167,7 +172,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads one of several words.
-    fn word<T: Copy>(&mut self, fields: &mut Fields<'a>, name: &str, words: &[(&str, T)]) -> Option<T> {
+    fn word<T: Copy>(&mut self, fields: &mut UnreadFields<'a>, name: &str, words: &[(&str, T)]) -> Option<T> {
         let route = fields.route.to(name);
         let all = words.iter().map(|(word, _)| format!("{word:?}")).collect::<Vec<_>>().join(", ");
         let text: String = self.field(fields, name, &format!("one of {all}"))?;
@@ -181,9 +186,9 @@ impl<'a> Reader<'a> {
     /// Reads one value, or an object with one value for each requester.
     fn each<T>(
         &mut self,
-        fields: &mut Fields<'a>,
+        fields: &mut UnreadFields<'a>,
         name: &str,
-        mut read: impl FnMut(&mut Reader<'a>, &'a RawValue, &Route, Option<&str>) -> Option<T>,
+        mut read: impl FnMut(&mut ConfigReader<'a>, &'a RawValue, &Route, Option<&str>) -> Option<T>,
     ) -> Option<Each<T>> {
         let (raw, route) = (fields.left.remove(name)?, fields.route.to(name));
         if !raw.get().starts_with('{') {
@@ -240,7 +245,7 @@ impl<'a> Reader<'a> {
         Some(ClaimWorkflow { name, meta: meta?, status_types, initial, requesters, actions, shared_claiming, steps })
     }
 
-    fn meta(&mut self, raw: &'a RawValue, route: &Route) -> Option<Meta> {
+    fn meta(&mut self, raw: &'a RawValue, route: &Route) -> Option<ClaimMeta> {
         let mut fields = self.object(raw, route)?;
         let owning_module = self.required(&mut fields, "owning_module", "the name of a module");
         let entity_type = self.required(&mut fields, "entity_type", "the type of the entities");
@@ -248,7 +253,12 @@ impl<'a> Reader<'a> {
         let words = [("engine", Janitor::Engine), ("module", Janitor::Module)];
         let janitor = self.word(&mut fields, "janitor", &words).unwrap_or_default();
         self.end(fields, "owning_module, entity_type, status_field and janitor");
-        Some(Meta { owning_module: owning_module?, entity_type: entity_type?, status_field: status_field?, janitor })
+        Some(ClaimMeta {
+            owning_module: owning_module?,
+            entity_type: entity_type?,
+            status_field: status_field?,
+            janitor,
+        })
     }
 
     fn facts(&mut self, raw: &'a RawValue, route: &Route) -> Option<ActionFacts> {
@@ -259,13 +269,14 @@ impl<'a> Reader<'a> {
         Some(ActionFacts { non_idempotent, writes_nothing })
     }
 
-    fn step(&mut self, raw: &'a RawValue, route: &Route) -> Option<Step> {
+    fn step(&mut self, raw: &'a RawValue, route: &Route) -> Option<ClaimStep> {
         let mut fields = self.object(raw, route)?;
         let step_id: Option<u64> = self.required(&mut fields, "step_id", "a whole number");
         let step_key: Option<String> = self.required(&mut fields, "step_key", "the name of the step");
         self.findings.in_step(step_key.as_deref().unwrap_or("without a key"), step_id.unwrap_or_default());
         let status: Option<String> = self.required(&mut fields, "status", "the status that the step starts at");
-        let name = |reader: &mut Reader<'a>, raw, route: &Route, _: Option<&str>| reader.value(raw, route, "a name");
+        let name =
+            |reader: &mut ConfigReader<'a>, raw, route: &Route, _: Option<&str>| reader.value(raw, route, "a name");
         let action = self.each(&mut fields, "action", name);
         if !fields.left.contains_key("successful_state") {
             self.wrong(route, "the field \"successful_state\" is missing: the status that the step leads to");
@@ -290,7 +301,7 @@ impl<'a> Reader<'a> {
         let known = "step_id, step_key, status, action, successful_state, successful_claim_state, \
                      success_after_effect, guards, lease, recovery, attempts, timer and non_idempotent";
         self.end(fields, known);
-        Some(Step {
+        Some(ClaimStep {
             step_id: step_id?,
             step_key: step_key?,
             status: status?,
@@ -307,7 +318,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn claim_state(&mut self, fields: &mut Fields<'a>) -> Option<Each<ClaimState>> {
+    fn claim_state(&mut self, fields: &mut UnreadFields<'a>) -> Option<Each<ClaimState>> {
         const NAMES: [&str; 2] = ["successful_claim_state", "claim_state"];
         if NAMES.iter().all(|name| fields.left.contains_key(*name)) {
             let message = "\"claim_state\" is another name for \"successful_claim_state\": leave one of them out";
@@ -326,15 +337,15 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn guard(&mut self, raw: &'a RawValue, route: &Route) -> Option<Guard> {
+    fn guard(&mut self, raw: &'a RawValue, route: &Route) -> Option<StepGuard> {
         if raw.get().starts_with('"') {
-            return Some(Guard { guard: self.value(raw, route, "a name")?, reason: None });
+            return Some(StepGuard { guard: self.value(raw, route, "a name")?, reason: None });
         }
         let mut fields = self.object(raw, route)?;
         let guard = self.required(&mut fields, "guard", "the name of the guard");
         let reason = self.field(&mut fields, "reason", "the reason for the caller, as text");
         self.end(fields, "guard and reason");
-        Some(Guard { guard: guard?, reason })
+        Some(StepGuard { guard: guard?, reason })
     }
 
     fn timer(&mut self, raw: &'a RawValue, route: &Route) -> Option<Timer> {

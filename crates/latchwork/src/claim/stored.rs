@@ -69,12 +69,12 @@ pub(crate) struct Claim {
     pub(crate) since_us: u64,
     /// The number of attempts of the action.
     pub(crate) attempts: u32,
-    pub(crate) phase: Phase,
+    pub(crate) phase: ClaimPhase,
 }
 
 /// The state of a claim.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) enum Phase {
+pub(crate) enum ClaimPhase {
     /// Its owner runs the action.
     Held,
     /// Its owner is gone, and it is not known whether the action took effect. The claim waits for an operator.
@@ -113,7 +113,7 @@ pub(crate) enum LoggedKind {
 
 /// An after-effect in the outbox or among the dead letters.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Effect {
+pub(crate) struct OutboxEffect {
     pub(crate) name: String,
     pub(crate) workflow: String,
     pub(crate) step_id: u64,
@@ -145,11 +145,11 @@ pub(crate) struct Timed {
     pub(crate) since: u64,
 }
 
-stored!(Claim, Logged, Effect, Timed);
+stored!(Claim, Logged, OutboxEffect, Timed);
 
 /// The spaces of all records.
 #[derive(Clone)]
-pub(crate) struct Spaces {
+pub(crate) struct ClaimSpaces {
     /// entity → claim
     pub(crate) claims: Space,
     /// entity, rev → log entry
@@ -169,12 +169,12 @@ const OUTBOX: &str = "claim.outbox";
 const DEAD: &str = "claim.dead";
 const TIMERS: &str = "claim.timers";
 
-impl Spaces {
-    pub(crate) async fn declare(store: &Store) -> Result<Spaces, StoreError> {
+impl ClaimSpaces {
+    pub(crate) async fn declare(store: &Store) -> Result<ClaimSpaces, StoreError> {
         // A rev of an entity never comes back, so a key with a rev is used once. A claim differs from earlier ones by
         // its id.
         let used_once = |name: &'static str| store.space(SpaceSpec::new(name).keys_used_once());
-        Ok(Spaces {
+        Ok(ClaimSpaces {
             claims: used_once(CLAIMS).await?,
             log: used_once(LOG).await?,
             outbox: used_once(OUTBOX).await?,
@@ -184,12 +184,12 @@ impl Spaces {
     }
 
     /// Returns the spaces if all of them were declared before.
-    pub(crate) async fn find(store: &Store) -> Result<Option<Spaces>, StoreError> {
+    pub(crate) async fn find(store: &Store) -> Result<Option<ClaimSpaces>, StoreError> {
         let known = store.spaces().await?;
         let space = |name: &str| known.iter().find(|space| space.name() == name).cloned();
         let find = || {
             let (claims, log, outbox) = (space(CLAIMS)?, space(LOG)?, space(OUTBOX)?);
-            Some(Spaces { claims, log, outbox, dead: space(DEAD)?, timers: space(TIMERS)? })
+            Some(ClaimSpaces { claims, log, outbox, dead: space(DEAD)?, timers: space(TIMERS)? })
         };
         Ok(find())
     }

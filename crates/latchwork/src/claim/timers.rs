@@ -11,14 +11,14 @@ use std::time::Duration;
 use futures_util::future::{Either, select};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::claim::claims::Inner;
-use crate::claim::config::Step;
+use crate::claim::claims::ClaimsInner;
+use crate::claim::config::ClaimStep;
 use crate::claim::error::Result;
-use crate::claim::fire::{Call, Which};
+use crate::claim::fire::{FireCall, Which};
 use crate::claim::ledger::Ledger;
 use crate::claim::machine::Machine;
 use crate::claim::outcome::Fired;
-use crate::claim::stored::{Logged, LoggedKind, Spaces, Timed, TimerTerms};
+use crate::claim::stored::{ClaimSpaces, Logged, LoggedKind, Timed, TimerTerms};
 use crate::damage::scan_around;
 use crate::entity::{EntityId, Query, Standing};
 use crate::lane::Part;
@@ -61,7 +61,7 @@ impl Timed {
     }
 }
 
-impl Spaces {
+impl ClaimSpaces {
     pub(crate) fn timer(&self, timed: &Timed, due: Timestamp) -> Key {
         self.timers.key(alarm_key(due, &timed.name()))
     }
@@ -71,13 +71,13 @@ impl Spaces {
 pub(crate) struct Ring;
 
 impl Keeper for Ring {
-    type Engine = Inner;
+    type Engine = ClaimsInner;
 
-    fn alarms(claims: &Inner) -> &Arc<Alarms> {
+    fn alarms(claims: &ClaimsInner) -> &Arc<Alarms> {
         &claims.alarms
     }
 
-    async fn ring(claims: &Arc<Inner>, due: Vec<Due>, damaged: Vec<Key>) -> bool {
+    async fn ring(claims: &Arc<ClaimsInner>, due: Vec<Due>, damaged: Vec<Key>) -> bool {
         damaged.iter().for_each(|key| tracing::error!(%key, "timer of a claim workflow is damaged"));
         for due in due {
             let Ok(timed) = Timed::decode(&due.item.value) else {
@@ -103,7 +103,7 @@ impl Keeper for Ring {
 }
 
 /// Fires the step of a timer. Deletes the timer, or sets it again if the step must be fired later.
-async fn ring(claims: Weak<Inner>, key: Key, timed: Timed) {
+async fn ring(claims: Weak<ClaimsInner>, key: Key, timed: Timed) {
     let Some(claims) = claims.upgrade() else { return };
     let next = match claims.fire_timed(&timed).await {
         Ok(next) => next,
@@ -130,9 +130,9 @@ async fn ring(claims: Weak<Inner>, key: Key, timed: Timed) {
     due.into_iter().for_each(|due| claims.alarms.set(&timed.name(), due));
 }
 
-impl Inner {
+impl ClaimsInner {
     /// Fires the step of a timer. Returns the pause before it must be tried again, or `None` if nothing is left to do.
-    async fn fire_timed(self: &Arc<Inner>, timed: &Timed) -> Result<Option<Duration>> {
+    async fn fire_timed(self: &Arc<ClaimsInner>, timed: &Timed) -> Result<Option<Duration>> {
         let Some(machine) = self.machines.get(&timed.workflow) else { return Ok(None) };
         let step = machine.config.steps.iter().find(|step| step.step_id == timed.step_id);
         let Some((step, timer)) = step.and_then(|step| Some((step, step.timer.as_ref()?))) else { return Ok(None) };
@@ -153,7 +153,7 @@ impl Inner {
         if due > now {
             return Ok(Some(Duration::from_micros(due.0 - now.0)));
         }
-        let call = Call {
+        let call = FireCall {
             workflow: timed.workflow.clone(),
             which: Which::Id(timed.step_id),
             entity: timed.entity.clone(),
@@ -168,7 +168,7 @@ impl Inner {
     }
 
     /// Returns the rev with which an entity reached the status of a step, and when. The rev is 0 if it was added there.
-    async fn since(&self, machine: &Machine, standing: &Standing, step: &Step) -> Result<(u64, Timestamp)> {
+    async fn since(&self, machine: &Machine, standing: &Standing, step: &ClaimStep) -> Result<(u64, Timestamp)> {
         let (view, created) = (self.ledger.view().await?, standing.created());
         let mut rest = self.ledger.spaces.log_of(&standing.id);
         loop {
@@ -181,7 +181,7 @@ impl Inner {
                 let logged = Logged::decode(&item.value).map_err(|why| why.at("the log of claims"))?;
                 let is_arrival = logged.kind == LoggedKind::Done && logged.workflow == machine.name();
                 if is_arrival && logged.to == step.status {
-                    return Ok((Spaces::read_rev(key).unwrap_or_default().0, Timestamp(logged.at_us)));
+                    return Ok((ClaimSpaces::read_rev(key).unwrap_or_default().0, Timestamp(logged.at_us)));
                 }
             }
             match page.last() {
@@ -193,7 +193,7 @@ impl Inner {
 
     /// Sets the timers of entities that reached a status without a step, for example entities that were added before
     /// the workflow had the timer.
-    pub(crate) async fn adopt(self: &Arc<Inner>) -> Result<()> {
+    pub(crate) async fn adopt(self: &Arc<ClaimsInner>) -> Result<()> {
         let has_timers = |machine: &&Machine| machine.config.steps.iter().any(|step| step.timer.is_some());
         if !self.machines.values().any(|machine| has_timers(&machine)) {
             return Ok(());
@@ -230,7 +230,7 @@ impl Inner {
         }
     }
 
-    async fn adopt_one(self: &Arc<Inner>, machine: &Machine, id: &EntityId, set: &HashSet<u64>) -> Result<()> {
+    async fn adopt_one(self: &Arc<ClaimsInner>, machine: &Machine, id: &EntityId, set: &HashSet<u64>) -> Result<()> {
         let standing = self.ledger.entities.standing(&self.ledger.view().await?, id).await?;
         let Some(standing) = standing else { return Ok(()) };
         let Ok(status) = machine.status(&standing) else { return Ok(()) };

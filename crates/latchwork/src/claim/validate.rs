@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::claim::config::{ActionFacts, ClaimState, ClaimWorkflow, Each, Step};
+use crate::claim::config::{ActionFacts, ClaimState, ClaimStep, ClaimWorkflow, Each};
 use crate::claim::finding::{Findings, Route, Rule};
 use crate::json::Path;
 
@@ -16,14 +16,14 @@ const LONGEST_NAME: usize = 256;
 
 /// What the program that runs a workflow has registered. With `None`, names are not checked.
 #[derive(Debug, Default)]
-pub(crate) struct Known {
+pub(crate) struct Registered {
     pub(crate) actions: Option<BTreeMap<String, ActionFacts>>,
     pub(crate) after_effects: Option<BTreeSet<String>>,
     pub(crate) guards: Option<BTreeSet<String>>,
 }
 
 /// Checks workflows. The path of each starts with its index in the list.
-pub(crate) fn validate(workflows: &[ClaimWorkflow], known: &Known, findings: &mut Findings) {
+pub(crate) fn validate(workflows: &[ClaimWorkflow], known: &Registered, findings: &mut Findings) {
     let mut names = BTreeSet::new();
     for (number, workflow) in workflows.iter().enumerate() {
         findings.in_workflow(&workflow.name);
@@ -32,13 +32,13 @@ pub(crate) fn validate(workflows: &[ClaimWorkflow], known: &Known, findings: &mu
             let message = "another workflow has the same name: give each workflow its own name";
             findings.add(Rule::DuplicateId, route.to("workflow"), None, message);
         }
-        Validator { workflow, known, route, findings }.validate();
+        ConfigValidator { workflow, known, route, findings }.validate();
     }
 }
 
-struct Validator<'a> {
+struct ConfigValidator<'a> {
     workflow: &'a ClaimWorkflow,
-    known: &'a Known,
+    known: &'a Registered,
     route: Route,
     findings: &'a mut Findings,
 }
@@ -49,7 +49,7 @@ fn within(route: &Route, field: &str, requester: Option<&str>) -> Route {
     requester.map_or(route.clone(), |requester| route.to(requester))
 }
 
-impl Validator<'_> {
+impl ConfigValidator<'_> {
     fn validate(mut self) {
         self.whole();
         let (mut ids, mut keys) = (BTreeSet::new(), BTreeSet::new());
@@ -106,7 +106,7 @@ impl Validator<'_> {
         }
     }
 
-    fn step(&mut self, step: &Step, route: &Route) {
+    fn step(&mut self, step: &ClaimStep, route: &Route) {
         if !self.is_status(&step.status) {
             let message = format!("status {:?} is not in status_types", step.status);
             self.findings.add(Rule::UnknownStatus, route.to("status"), None, message);
@@ -131,7 +131,7 @@ impl Validator<'_> {
     }
 
     /// Checks the requesters of a step.
-    fn requesters(&mut self, step: &Step, route: &Route) {
+    fn requesters(&mut self, step: &ClaimStep, route: &Route) {
         let named: BTreeSet<&str> = step.named().collect();
         let declared = &self.workflow.requesters;
         for requester in &named {
@@ -157,7 +157,7 @@ impl Validator<'_> {
 
     /// Checks the two statuses of a claim: only one caller at a time may claim, and recovery needs a status to revert
     /// to.
-    fn claim(&mut self, step: &Step, requester: Option<&str>, claim: &ClaimState, route: &Route) {
+    fn claim(&mut self, step: &ClaimStep, requester: Option<&str>, claim: &ClaimState, route: &Route) {
         let ClaimState { claim_into, revert_to } = claim;
         let mut add = |rule, message| self.findings.add(rule, route.clone(), requester, message);
         for status in [claim_into, revert_to] {
@@ -181,7 +181,7 @@ impl Validator<'_> {
     }
 
     /// Checks the names that a step uses.
-    fn names(&mut self, step: &Step, route: &Route) {
+    fn names(&mut self, step: &ClaimStep, route: &Route) {
         let declared = &self.workflow.actions;
         for (requester, action) in step.action.iter().flat_map(Each::values) {
             let known = self.known.actions.as_ref();
@@ -241,7 +241,7 @@ impl Validator<'_> {
         }
     }
 
-    fn limits(&mut self, step: &Step, route: &Route) {
+    fn limits(&mut self, step: &ClaimStep, route: &Route) {
         self.short(&step.step_key, route.to("step_key"));
         for (requester, action) in step.action.iter().flat_map(Each::values) {
             self.short(action, within(route, "action", requester));
@@ -267,7 +267,7 @@ impl Validator<'_> {
         if self.workflow.shared_claiming {
             return;
         }
-        let mut reverts: BTreeMap<&str, (&Step, &str)> = BTreeMap::new();
+        let mut reverts: BTreeMap<&str, (&ClaimStep, &str)> = BTreeMap::new();
         for (number, step) in self.workflow.steps.iter().enumerate() {
             for (requester, claim) in step.claim_state.iter().flat_map(Each::values) {
                 let (first, revert_to) = *reverts.entry(&claim.claim_into).or_insert((step, &claim.revert_to));

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::entity::declare::{Declaration, TypeSpec};
-use crate::entity::document::Record;
+use crate::entity::document::EntityRecord;
 use crate::entity::index::{self, Index, IndexState};
 use crate::entity::{Entities, EntityError, EntityId, Result};
 use crate::lane::as_found;
@@ -152,7 +152,7 @@ impl Entities {
         let key = self.key(id);
         let damaged = || EntityError::corrupt(format!("entity {id:?}"));
         let item = view.get(&key).await?.ok_or_else(damaged)?;
-        let record = Record::of(id, &item.value)?;
+        let record = EntityRecord::of(id, &item.value)?;
         let entry = index.entry(id, &record, self.store().limits().key_bytes)?;
         let entry_key = self.index_key(&entry.key);
         let owner = match view.get(&entry_key).await? {

@@ -114,7 +114,7 @@ impl Entity {
     }
 
     pub(crate) fn decode(id: EntityId, item: &Item) -> Result<Entity> {
-        Ok(Record::of(&id, &item.value)?.into_entity(
+        Ok(EntityRecord::of(&id, &item.value)?.into_entity(
             id,
             item.rev,
             Moment { generation: item.generation, time: item.time },
@@ -137,7 +137,7 @@ struct MomentJson {
 
 /// An entity without the fields that the store itself adds.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Record {
+pub(crate) struct EntityRecord {
     pub(crate) entity_type: Arc<str>,
     pub(crate) subtype: Option<Arc<str>>,
     /// Zero in a record that is about to be added: the store puts it in.
@@ -148,7 +148,7 @@ pub(crate) struct Record {
 
 /// The encoding of a record, after a byte for the version and the time of the add. Version 2 has the subtype behind it.
 #[derive(Serialize, Deserialize)]
-struct Stored<'a> {
+struct EncodedEntity<'a> {
     entity_type: &'a str,
     /// JSON text.
     data: &'a [u8],
@@ -156,17 +156,17 @@ struct Stored<'a> {
     metadata: &'a [u8],
 }
 
-impl Record {
+impl EntityRecord {
     /// The offset of the time of the add in an encoded record: generation and time, 16 bytes.
     pub(crate) const STAMP: usize = 1;
 
     /// Reads the stored record of the entity with this id.
-    pub(crate) fn of(id: &EntityId, stored: &[u8]) -> Result<Record, BadRecord> {
-        Record::decode(stored).map_err(|why| why.at(format!("entity {id:?}")))
+    pub(crate) fn of(id: &EntityId, stored: &[u8]) -> Result<EntityRecord, BadRecord> {
+        EntityRecord::decode(stored).map_err(|why| why.at(format!("entity {id:?}")))
     }
 
     pub(crate) fn into_entity(self, id: EntityId, rev: Rev, changed: Moment) -> Entity {
-        let Record { entity_type, subtype, created, data, metadata } = self;
+        let EntityRecord { entity_type, subtype, created, data, metadata } = self;
         Entity { id, entity_type, subtype, data, metadata, rev, created, changed }
     }
 }
@@ -175,7 +175,7 @@ impl Record {
 const PLAIN: u8 = 1;
 const SUBTYPED: u8 = 2;
 
-impl crate::record::Record for Record {
+impl crate::record::Record for EntityRecord {
     const VERSION: u8 = SUBTYPED;
 
     fn encode(&self) -> Bytes {
@@ -183,7 +183,7 @@ impl crate::record::Record for Record {
         let data = serde_json::to_vec(&self.data).expect(json);
         let metadata =
             if self.metadata.is_empty() { Vec::new() } else { serde_json::to_vec(&self.metadata).expect(json) };
-        let stored = Stored { entity_type: &self.entity_type, data: &data, metadata: &metadata };
+        let stored = EncodedEntity { entity_type: &self.entity_type, data: &data, metadata: &metadata };
         let mut out = Vec::with_capacity(data.len() + metadata.len() + self.entity_type.len() + 32);
         out.push(if self.subtype.is_some() { SUBTYPED } else { PLAIN });
         out.extend_from_slice(&self.created.generation.0.to_be_bytes());
@@ -196,19 +196,19 @@ impl crate::record::Record for Record {
         }
     }
 
-    fn read(version: u8, fields: &[u8]) -> Option<Record> {
+    fn read(version: u8, fields: &[u8]) -> Option<EntityRecord> {
         let (generation, rest) = fields.split_first_chunk::<8>()?;
         let (time, rest) = rest.split_first_chunk::<8>()?;
         let (generation, time) = (u64::from_be_bytes(*generation), u64::from_be_bytes(*time));
         let created = Moment { generation: Generation(generation), time: Timestamp(time) };
-        let (stored, rest): (Stored<'_>, _) = postcard::take_from_bytes(rest).ok()?;
+        let (stored, rest): (EncodedEntity<'_>, _) = postcard::take_from_bytes(rest).ok()?;
         let subtype = match version {
             PLAIN if rest.is_empty() => None,
             SUBTYPED => Some(record::read_all::<&str>(rest)?.into()),
             _ => return None,
         };
         let metadata = if stored.metadata.is_empty() { Map::new() } else { json::parse_stored(stored.metadata)? };
-        Some(Record {
+        Some(EntityRecord {
             entity_type: stored.entity_type.into(),
             subtype,
             created,
@@ -231,13 +231,13 @@ mod tests {
                 for metadata in [Map::new(), Map::from_iter([("k".to_string(), json!({"n": null}))])] {
                     for subtype in [None, Some("s".into())] {
                         let (data, metadata) = (data.clone(), metadata.clone());
-                        let record = Record { entity_type: "t".into(), subtype, created, data, metadata };
+                        let record = EntityRecord { entity_type: "t".into(), subtype, created, data, metadata };
                         assert_eq!(record.encode()[0], if record.subtype.is_some() { 2 } else { 1 });
-                        assert_eq!(Record::decode(&record.encode()), Ok(record));
+                        assert_eq!(EntityRecord::decode(&record.encode()), Ok(record));
                     }
                 }
             }
         }
-        assert!(Record::decode(&[1, 0]).is_err());
+        assert!(EntityRecord::decode(&[1, 0]).is_err());
     }
 }

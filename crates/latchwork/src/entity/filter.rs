@@ -121,7 +121,7 @@ impl std::fmt::Display for Field {
 /// assert_eq!(adults, same);
 /// ```
 #[derive(Debug, Clone, PartialEq)]
-pub struct Filter(pub(crate) Result<Node, FilterError>);
+pub struct Filter(pub(crate) Result<FilterNode, FilterError>);
 
 /// Starts a comparison of the field at this path: `data.address.city`, `metadata.source`.
 pub fn field(path: &str) -> FieldRef {
@@ -136,13 +136,13 @@ pub struct FieldRef {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Node {
+pub(crate) enum FilterNode {
     Is(Field, Comparison),
     /// True for an empty list.
-    All(Vec<Node>),
+    All(Vec<FilterNode>),
     /// False for an empty list.
-    Any(Vec<Node>),
-    Not(Box<Node>),
+    Any(Vec<FilterNode>),
+    Not(Box<FilterNode>),
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -165,7 +165,7 @@ pub(crate) enum Comparison {
 impl FieldRef {
     fn compare(self, make: impl FnOnce() -> Result<Comparison, FilterProblem>) -> Filter {
         Filter(self.field.and_then(|field| match make() {
-            Ok(comparison) => Ok(Node::Is(field, comparison)),
+            Ok(comparison) => Ok(FilterNode::Is(field, comparison)),
             Err(problem) => Err(FilterError::new(field.to_string(), problem)),
         }))
     }
@@ -259,46 +259,46 @@ fn between(low: Value, high: Value) -> Result<Comparison, FilterProblem> {
 impl Filter {
     /// True for every entity.
     pub fn all() -> Filter {
-        Filter(Ok(Node::All(Vec::new())))
+        Filter(Ok(FilterNode::All(Vec::new())))
     }
 
     /// True if both are true.
     pub fn and(self, other: Filter) -> Filter {
         self.join(other, |nodes| match nodes {
-            (Node::All(mut all), Node::All(more)) => {
+            (FilterNode::All(mut all), FilterNode::All(more)) => {
                 all.extend(more);
-                Node::All(all)
+                FilterNode::All(all)
             }
-            (Node::All(mut all), node) => {
+            (FilterNode::All(mut all), node) => {
                 all.push(node);
-                Node::All(all)
+                FilterNode::All(all)
             }
-            (one, two) => Node::All(vec![one, two]),
+            (one, two) => FilterNode::All(vec![one, two]),
         })
     }
 
     /// True if at least one is true.
     pub fn or(self, other: Filter) -> Filter {
         self.join(other, |nodes| match nodes {
-            (Node::Any(mut any), node) => {
+            (FilterNode::Any(mut any), node) => {
                 any.push(node);
-                Node::Any(any)
+                FilterNode::Any(any)
             }
-            (one, two) => Node::Any(vec![one, two]),
+            (one, two) => FilterNode::Any(vec![one, two]),
         })
     }
 
     /// True if this filter is false.
     pub fn negate(self) -> Filter {
-        Filter(self.0.map(|node| Node::Not(Box::new(node))))
+        Filter(self.0.map(|node| FilterNode::Not(Box::new(node))))
     }
 
-    fn join(self, other: Filter, join: impl FnOnce((Node, Node)) -> Node) -> Filter {
+    fn join(self, other: Filter, join: impl FnOnce((FilterNode, FilterNode)) -> FilterNode) -> Filter {
         Filter(self.0.and_then(|one| Ok(join((one, other.0?)))))
     }
 
     /// The filter, if it is valid.
-    pub(crate) fn checked(self) -> Result<Node, FilterError> {
+    pub(crate) fn checked(self) -> Result<FilterNode, FilterError> {
         let node = self.0?;
         match node.is_deeper_than(DEPTH) {
             false => Ok(node),
@@ -313,22 +313,24 @@ impl From<Value> for Filter {
     }
 }
 
-impl Node {
+impl FilterNode {
     fn is_deeper_than(&self, depth: usize) -> bool {
         let Some(below) = depth.checked_sub(1) else { return true };
         match self {
-            Node::Is(..) => false,
-            Node::All(nodes) | Node::Any(nodes) => nodes.iter().any(|node| node.is_deeper_than(below)),
-            Node::Not(node) => node.is_deeper_than(below),
+            FilterNode::Is(..) => false,
+            FilterNode::All(nodes) | FilterNode::Any(nodes) => nodes.iter().any(|node| node.is_deeper_than(below)),
+            FilterNode::Not(node) => node.is_deeper_than(below),
         }
     }
 
     pub(crate) fn holds(&self, data: &Value, metadata: &Map<String, Value>) -> bool {
         match self {
-            Node::Is(field, comparison) => field.find(data, metadata).is_some_and(|found| comparison.holds(found)),
-            Node::All(nodes) => nodes.iter().all(|node| node.holds(data, metadata)),
-            Node::Any(nodes) => nodes.iter().any(|node| node.holds(data, metadata)),
-            Node::Not(node) => !node.holds(data, metadata),
+            FilterNode::Is(field, comparison) => {
+                field.find(data, metadata).is_some_and(|found| comparison.holds(found))
+            }
+            FilterNode::All(nodes) => nodes.iter().all(|node| node.holds(data, metadata)),
+            FilterNode::Any(nodes) => nodes.iter().any(|node| node.holds(data, metadata)),
+            FilterNode::Not(node) => !node.holds(data, metadata),
         }
     }
 }

@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::entity::document::Record;
+use crate::entity::document::EntityRecord;
 use crate::entity::filter::Field;
 use crate::entity::{EntityError, EntityId, Result};
 use crate::json;
@@ -35,7 +35,7 @@ pub(crate) enum IndexState {
 
 /// An entity's entry in an index.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct IndexEntry {
     pub(crate) key: Vec<u8>,
     /// The number of the index.
     pub(crate) index: u16,
@@ -77,10 +77,10 @@ pub(crate) fn subtype_prefix(entity_type: &str, subtype: &str) -> Vec<u8> {
 }
 
 /// The entry of an entity in the index of subtypes, if the entity has a subtype.
-pub(crate) fn subtyped(id: &EntityId, record: &Record) -> Option<Entry> {
+pub(crate) fn subtyped(id: &EntityId, record: &EntityRecord) -> Option<IndexEntry> {
     let mut key = subtype_prefix(&record.entity_type, record.subtype.as_deref()?);
     key.extend_from_slice(id.as_bytes());
-    Some(Entry { key, index: SUBTYPES, unique: false })
+    Some(IndexEntry { key, index: SUBTYPES, unique: false })
 }
 
 impl Index {
@@ -95,7 +95,7 @@ impl Index {
         self.state != IndexState::Dropping
     }
 
-    pub(crate) fn entry(&self, id: &EntityId, record: &Record, key_bytes: usize) -> Result<Entry> {
+    pub(crate) fn entry(&self, id: &EntityId, record: &EntityRecord, key_bytes: usize) -> Result<IndexEntry> {
         let mut key = prefix(&record.entity_type, self.number);
         // As in SQL, a missing or null value is equal to no other.
         let mut unique = self.unique;
@@ -111,6 +111,6 @@ impl Index {
             let (fields, length) = (self.names(), key.len());
             return Err(EntityError::IndexedTooLong { id: id.clone(), fields, length, limit: key_bytes });
         }
-        Ok(Entry { key, index: self.number, unique })
+        Ok(IndexEntry { key, index: self.number, unique })
     }
 }

@@ -17,9 +17,9 @@ use serde_json::{Map, Value};
 use tokio::sync::oneshot;
 
 use crate::backoff::{doubled, jittered};
-use crate::entity::document::Record;
+use crate::entity::document::EntityRecord;
 use crate::entity::op::{check_subtype, object};
-use crate::entity::prepare::Change;
+use crate::entity::prepare::EntityChange;
 use crate::entity::transact::Understood;
 use crate::entity::{Entities, EntityError, EntityId, Result};
 use crate::json;
@@ -55,7 +55,7 @@ pub enum ChangeError<E> {
 
 /// The lanes in use.
 #[derive(Default)]
-pub(crate) struct Lanes {
+pub(crate) struct EntityLanes {
     /// Each with the number of callers in it.
     busy: Mutex<HashMap<EntityId, (usize, Arc<Lane>)>>,
 }
@@ -65,35 +65,35 @@ pub(crate) struct Lanes {
 struct Lane {
     /// Held by the caller that takes a turn, within one poll.
     gate: Mutex<()>,
-    state: Mutex<State>,
+    state: Mutex<LaneState>,
 }
 
 #[derive(Default)]
-struct State {
+struct LaneState {
     /// True while a caller has the turn.
     is_taken: bool,
     /// The rest of the turn's work, if it takes more than one poll.
     rest: Option<Rest>,
-    left: Left,
+    left: KnownEntity,
     /// The number of commits that were sent in turns. A read before the last of them may be out of date.
     sent: u64,
 }
 
 /// The entity as the last commit leaves it, if that commit is decided and no other writer is known to have written
 /// since.
-type Left = Option<(Rev, Record)>;
+type KnownEntity = Option<(Rev, EntityRecord)>;
 
 /// The right to go next in a lane. A turn usually ends in the poll in which it began. If it must wait, every caller in
 /// the lane can continue it, and it makes progress as long as any of them is polled. So a caller that is not polled
 /// delays no other caller.
-struct Turn {
+struct EntityTurn {
     lane: Arc<Lane>,
-    left: Left,
+    left: KnownEntity,
     sent: u64,
 }
 
 /// The result of one try.
-enum Attempt<T> {
+enum TryOutcome<T> {
     Landed(Rev, T),
     /// Another writer was faster.
     Outrun,
@@ -102,7 +102,7 @@ enum Attempt<T> {
 }
 
 /// A commit that is decided, or that is answered because its store does not report the decision earlier.
-struct Sent {
+struct SentCommit {
     understood: Understood,
     answer: Pin<Box<dyn Future<Output = store::Result<Outcome>> + Send>>,
 }
@@ -111,7 +111,7 @@ struct Sent {
 type Rest = Shared<Pin<Box<dyn Future<Output = ()> + Send>>>;
 
 /// The result of an attempt to take a turn.
-enum Taken<T, E> {
+enum TurnOutcome<T, E> {
     /// Another turn has work left.
     Later(Option<Rest>),
     /// The entity must be read. The number is how many commits were sent in turns before.
@@ -121,26 +121,26 @@ enum Taken<T, E> {
     Sent {
         rev: Rev,
         changed: Result<T, ChangeError<E>>,
-        sent: Result<Result<Sent>, Unsent>,
+        sent: Result<Result<SentCommit>, Unsent>,
     },
 }
 
 /// The work until a commit is decided, and the channel for the decision.
-type Unsent = (Rest, oneshot::Receiver<Result<Sent>>);
+type Unsent = (Rest, oneshot::Receiver<Result<SentCommit>>);
 
 /// A caller's place in a lane. The lane is removed with the last place.
-struct Place<'a> {
-    lanes: &'a Lanes,
+struct LanePlace<'a> {
+    lanes: &'a EntityLanes,
     id: &'a EntityId,
     lane: Arc<Lane>,
 }
 
-impl Lanes {
-    fn enter<'a>(&'a self, id: &'a EntityId) -> Place<'a> {
+impl EntityLanes {
+    fn enter<'a>(&'a self, id: &'a EntityId) -> LanePlace<'a> {
         let mut busy = self.busy.lock();
         let (callers, lane) = busy.entry(id.clone()).or_default();
         *callers += 1;
-        Place { lanes: self, id, lane: lane.clone() }
+        LanePlace { lanes: self, id, lane: lane.clone() }
     }
 
     #[cfg(test)]
@@ -149,7 +149,7 @@ impl Lanes {
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for LanePlace<'_> {
     fn drop(&mut self) {
         let mut busy = self.lanes.busy.lock();
         let Entry::Occupied(mut lane) = busy.entry(self.id.clone()) else { return };
@@ -165,16 +165,16 @@ impl Drop for Place<'_> {
 }
 
 impl Lane {
-    fn turn(self: &Arc<Lane>) -> Option<Turn> {
+    fn turn(self: &Arc<Lane>) -> Option<EntityTurn> {
         let mut state = self.state.lock();
         let is_taken = std::mem::replace(&mut state.is_taken, true);
-        (!is_taken).then(|| Turn { lane: self.clone(), left: state.left.take(), sent: state.sent })
+        (!is_taken).then(|| EntityTurn { lane: self.clone(), left: state.left.take(), sent: state.sent })
     }
 }
 
-impl Drop for Turn {
+impl Drop for EntityTurn {
     fn drop(&mut self) {
-        let free = State { is_taken: false, rest: None, left: self.left.take(), sent: self.sent };
+        let free = LaneState { is_taken: false, rest: None, left: self.left.take(), sent: self.sent };
         let over = std::mem::replace(&mut *self.lane.state.lock(), free);
         drop(over);
     }
@@ -193,13 +193,13 @@ impl Entities {
         let mut tries = 1;
         loop {
             match self.attempt(id, &place.lane, &mut change).await? {
-                Attempt::Landed(rev, value) => return Ok((rev, value)),
-                Attempt::Stale => continue,
-                Attempt::Outrun if tries > retries => {
+                TryOutcome::Landed(rev, value) => return Ok((rev, value)),
+                TryOutcome::Stale => continue,
+                TryOutcome::Outrun if tries > retries => {
                     return Err(EntityError::RetriesSpent { id: id.clone(), tries }.into());
                 }
-                Attempt::Outrun if tries == 1 => {}
-                Attempt::Outrun => self.store().env().sleep(backoff(tries, self.store().env())).await,
+                TryOutcome::Outrun if tries == 1 => {}
+                TryOutcome::Outrun => self.store().env().sleep(backoff(tries, self.store().env())).await,
             }
             tries += 1;
         }
@@ -211,18 +211,18 @@ impl Entities {
         id: &EntityId,
         lane: &Arc<Lane>,
         change: &mut impl FnMut(&mut Draft) -> Result<T, E>,
-    ) -> Result<Attempt<T>, ChangeError<E>> {
+    ) -> Result<TryOutcome<T>, ChangeError<E>> {
         let mut read = None;
         let (rev, changed, sent) = loop {
             match poll_fn(|context| Poll::Ready(self.take_turn(id, lane, &mut read, change, context))).await {
-                Taken::Later(Some(rest)) => rest.await,
-                Taken::Later(None) => {}
-                Taken::Unread(sent) => read = Some((sent, self.newest(id).await?)),
-                Taken::Refused(refused) => return Err(refused),
-                Taken::Sent { rev, changed, sent } => break (rev, changed, sent),
+                TurnOutcome::Later(Some(rest)) => rest.await,
+                TurnOutcome::Later(None) => {}
+                TurnOutcome::Unread(sent) => read = Some((sent, self.newest(id).await?)),
+                TurnOutcome::Refused(refused) => return Err(refused),
+                TurnOutcome::Sent { rev, changed, sent } => break (rev, changed, sent),
             }
         };
-        let Sent { understood, answer } = match sent {
+        let SentCommit { understood, answer } = match sent {
             Ok(sent) => sent?,
             Err((rest, sent)) => {
                 rest.await;
@@ -230,16 +230,16 @@ impl Entities {
             }
         };
         let refusal = match (answer.await.map_err(EntityError::from)?, changed) {
-            (Outcome::Applied(_), Ok(value)) => return Ok(Attempt::Landed(rev.next(), value)),
+            (Outcome::Applied(_), Ok(value)) => return Ok(TryOutcome::Landed(rev.next(), value)),
             (Outcome::Applied(_), Err(refused)) => return Err(refused),
-            (Outcome::Refused(_), Err(_)) => return Ok(Attempt::Stale),
+            (Outcome::Refused(_), Err(_)) => return Ok(TryOutcome::Stale),
             (Outcome::Refused(refusal), Ok(_)) => refusal,
         };
         let undeclared = understood.only_undeclared(&refusal);
         match self.explain_change(refusal, &understood).await? {
             Some(error) => Err(error.into()),
-            None if undeclared => Ok(Attempt::Stale),
-            None => Ok(Attempt::Outrun),
+            None if undeclared => Ok(TryOutcome::Stale),
+            None => Ok(TryOutcome::Outrun),
         }
     }
 
@@ -248,26 +248,26 @@ impl Entities {
         &self,
         id: &EntityId,
         lane: &Arc<Lane>,
-        read: &mut Option<(u64, (Rev, Record))>,
+        read: &mut Option<(u64, (Rev, EntityRecord))>,
         change: &mut impl FnMut(&mut Draft) -> Result<T, E>,
         context: &mut Context<'_>,
-    ) -> Taken<T, E> {
+    ) -> TurnOutcome<T, E> {
         let _gate = lane.gate.lock();
-        let Some(turn) = lane.turn() else { return Taken::Later(lane.state.lock().rest.clone()) };
+        let Some(turn) = lane.turn() else { return TurnOutcome::Later(lane.state.lock().rest.clone()) };
         let read = read.take().filter(|(sent, _)| *sent == turn.sent);
         let ((rev, record), is_durable) = match (&turn.left, read) {
             (Some(left), _) => (left.clone(), false),
             (None, Some((_, read))) => (read, true),
-            (None, None) => return Taken::Unread(turn.sent),
+            (None, None) => return TurnOutcome::Unread(turn.sent),
         };
         let mut draft = Draft::of(id, rev, &record);
         let changed = change(&mut draft).map_err(ChangeError::Refused);
         let changed = changed.and_then(|value| Ok((value, draft.into_record(&record)?)));
         let (changed, change) = match changed {
             Ok((value, after)) => {
-                (Ok(value), Some(Change { op: 0, id: id.clone(), before: Some(record), after: Some(after) }))
+                (Ok(value), Some(EntityChange { op: 0, id: id.clone(), before: Some(record), after: Some(after) }))
             }
-            Err(refused) if is_durable => return Taken::Refused(refused),
+            Err(refused) if is_durable => return TurnOutcome::Refused(refused),
             // The change may have refused a state that does not become durable. The answer waits until that state is
             // durable.
             Err(refused) => (Err(refused), None),
@@ -284,11 +284,17 @@ impl Entities {
                 Err((rest, told))
             }
         };
-        Taken::Sent { rev, changed, sent }
+        TurnOutcome::Sent { rev, changed, sent }
     }
 
     /// Sends a change, or checks that the entity is at a rev. Gives the turn back when the commit is decided.
-    async fn decided(self, mut turn: Turn, key: Key, rev: Rev, change: Option<Change>) -> Result<Sent> {
+    async fn decided(
+        self,
+        mut turn: EntityTurn,
+        key: Key,
+        rev: Rev,
+        change: Option<EntityChange>,
+    ) -> Result<SentCommit> {
         let next = match &change {
             Some(change) => change.after.clone().map(|after| (rev.next(), after)),
             None => turn.left.clone(),
@@ -306,7 +312,7 @@ impl Entities {
         let answer = match until_decided(&mut answer, &decided).await {
             Poll::Pending if decided.applies() == Some(true) => {
                 turn.left = next;
-                return Ok(Sent { understood, answer });
+                return Ok(SentCommit { understood, answer });
             }
             // Refused. When the refusal is durable, the state that caused it can be read.
             Poll::Pending => answer.await,
@@ -315,25 +321,25 @@ impl Entities {
         if matches!(answer, Ok(Outcome::Applied(_))) {
             turn.left = next;
         }
-        Ok(Sent { understood, answer: Box::pin(std::future::ready(answer)) })
+        Ok(SentCommit { understood, answer: Box::pin(std::future::ready(answer)) })
     }
 
     /// The entity as a new view reads it.
-    async fn newest(&self, id: &EntityId) -> Result<(Rev, Record)> {
+    async fn newest(&self, id: &EntityId) -> Result<(Rev, EntityRecord)> {
         let item = self.store().view().await?.get(&self.key(id)).await?;
         let item = item.ok_or_else(|| EntityError::NotFound { id: id.clone() })?;
-        Ok((item.rev, Record::of(id, &item.value)?))
+        Ok((item.rev, EntityRecord::of(id, &item.value)?))
     }
 }
 
 impl Draft {
-    fn of(id: &EntityId, rev: Rev, record: &Record) -> Draft {
-        let Record { entity_type, subtype, data, metadata, .. } = record.clone();
+    fn of(id: &EntityId, rev: Rev, record: &EntityRecord) -> Draft {
+        let EntityRecord { entity_type, subtype, data, metadata, .. } = record.clone();
         Draft { id: id.clone(), entity_type, subtype, rev, data, metadata }
     }
 
     /// The change can set only data, metadata and the subtype.
-    fn into_record(self, before: &Record) -> Result<Record> {
+    fn into_record(self, before: &EntityRecord) -> Result<EntityRecord> {
         let Draft { id, subtype, data, metadata, .. } = self;
         subtype.as_deref().map_or(Ok(()), check_subtype)?;
         let refuse =
@@ -342,7 +348,7 @@ impl Draft {
         let metadata = Value::Object(metadata);
         json::check(&metadata).map_err(|cause| refuse("metadata", cause))?;
         let metadata = object(metadata, &id)?;
-        Ok(Record { entity_type: before.entity_type.clone(), subtype, created: before.created, data, metadata })
+        Ok(EntityRecord { entity_type: before.entity_type.clone(), subtype, created: before.created, data, metadata })
     }
 }
 

@@ -58,19 +58,19 @@ pub use query::{Access, Cursor, Direction, Page, Plan, Query};
 pub use view::{AsOf, EntityView, Revision};
 
 pub(crate) use revise::{Revised, Standing};
-pub(crate) use transact::Checked;
+pub(crate) use transact::CheckedTransaction;
 
 use declare::{Declarations, Declared};
-use lane::{Lanes, backoff};
+use lane::{EntityLanes, backoff};
 use transact::TRIES;
 
 /// The entities of a store. Handles are cheap to clone and share their state.
 #[derive(Clone)]
 pub struct Entities {
-    inner: Arc<Inner>,
+    inner: Arc<EntitiesInner>,
 }
 
-struct Inner {
+struct EntitiesInner {
     store: Store,
     /// id → record
     entities: Space,
@@ -79,7 +79,7 @@ struct Inner {
     /// type → declaration
     types: Space,
     declarations: Declarations,
-    lanes: Lanes,
+    lanes: EntityLanes,
 }
 
 impl Entities {
@@ -106,8 +106,8 @@ impl Entities {
         let types = store.space(spec(TYPES)).await?;
         let index = store.space(spec(INDEX)).await?;
         let entities = store.space(spec(ENTITIES)).await?;
-        let (declarations, lanes) = (Declarations::default(), Lanes::default());
-        let inner = Inner { store: store.clone(), entities, index, types, declarations, lanes };
+        let (declarations, lanes) = (Declarations::default(), EntityLanes::default());
+        let inner = EntitiesInner { store: store.clone(), entities, index, types, declarations, lanes };
         Ok(Entities { inner: Arc::new(inner) })
     }
 
@@ -238,11 +238,11 @@ impl Entities {
     }
 
     /// Does a transaction whose parts are known to be valid.
-    pub(crate) fn checked(&self, transaction: Transaction) -> Result<Checked> {
+    pub(crate) fn checked(&self, transaction: Transaction) -> Result<CheckedTransaction> {
         for reads in &transaction.reads {
             reads.validate(self.inner.store.limits().operations)?;
         }
-        Checked::new(transaction, self.inner.store.env())
+        CheckedTransaction::new(transaction, self.inner.store.env())
     }
 
     async fn single(&self, transaction: Transaction) -> Result<OpReceipt> {
@@ -342,7 +342,7 @@ impl Entities {
         async move { Ok(store.restore(snapshot, confirm).await?) }
     }
 
-    pub(crate) fn lanes(&self) -> &Lanes {
+    pub(crate) fn lanes(&self) -> &EntityLanes {
         &self.inner.lanes
     }
 

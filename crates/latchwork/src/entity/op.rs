@@ -7,14 +7,14 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::entity::document::{Moment, Record};
+use crate::entity::document::{EntityRecord, Moment};
 use crate::entity::view::ReadSet;
 use crate::entity::{EntityError, EntityId, EntityView, Result};
 use crate::json::{self, JsonError};
 use crate::store::{Check, Generation, Rev, Right, Timestamp};
 
 /// A given document, or why it is invalid.
-type Given = Result<Value, JsonError>;
+type GivenDocument = Result<Value, JsonError>;
 
 /// The longest name of a type, in bytes.
 const TYPE_BYTES: usize = 128;
@@ -58,8 +58,8 @@ pub struct Add {
     pub(crate) entity_type: Arc<str>,
     pub(crate) id: Option<EntityId>,
     subtype: Option<Arc<str>>,
-    data: Given,
-    metadata: Given,
+    data: GivenDocument,
+    metadata: GivenDocument,
     pub(crate) if_absent: Option<bool>,
     pub(crate) fences: Vec<Fence>,
 }
@@ -139,7 +139,7 @@ impl Add {
     }
 }
 
-fn document(given: Given, id: &str, part: &'static str) -> Result<Value> {
+fn document(given: GivenDocument, id: &str, part: &'static str) -> Result<Value> {
     given.map_err(|cause| EntityError::Document { id: id.into(), part: part.into(), cause })
 }
 
@@ -162,8 +162,8 @@ pub struct Update {
     pub(crate) id: EntityId,
     /// `Some(None)` removes the subtype.
     subtype: Option<Option<Arc<str>>>,
-    data: Option<Given>,
-    metadata: Option<Given>,
+    data: Option<GivenDocument>,
+    metadata: Option<GivenDocument>,
     replace_metadata: bool,
     pub(crate) if_rev: Option<Rev>,
     pub(crate) fences: Vec<Fence>,
@@ -279,7 +279,7 @@ pub(crate) enum Required {
 
 /// An operation of a transaction.
 #[derive(Debug, Clone)]
-pub(crate) enum Op {
+pub(crate) enum EntityOp {
     Add(Add),
     Update(Update),
     Remove(Remove),
@@ -303,7 +303,7 @@ pub(crate) enum Op {
 #[derive(Debug, Clone, Default)]
 #[must_use = "a transaction does nothing until it is sent"]
 pub struct Transaction {
-    pub(crate) ops: Vec<Op>,
+    pub(crate) ops: Vec<EntityOp>,
     pub(crate) at_generation: Option<Generation>,
     pub(crate) reads: Vec<ReadSet>,
     /// With the operation that each belongs to; `None` if it belongs to the whole transaction.
@@ -317,7 +317,7 @@ impl Transaction {
         Transaction::default()
     }
 
-    fn op(mut self, op: Op) -> Transaction {
+    fn op(mut self, op: EntityOp) -> Transaction {
         self.ops.push(op);
         self
     }
@@ -332,33 +332,33 @@ impl Transaction {
     /// Adds an entity.
     #[allow(clippy::should_implement_trait)] // An operation of its own, not a sum.
     pub fn add(self, mut add: Add) -> Transaction {
-        self.fenced(&mut add.fences).op(Op::Add(add))
+        self.fenced(&mut add.fences).op(EntityOp::Add(add))
     }
 
     /// Changes an entity.
     pub fn update(self, mut update: Update) -> Transaction {
-        self.fenced(&mut update.fences).op(Op::Update(update))
+        self.fenced(&mut update.fences).op(EntityOp::Update(update))
     }
 
     /// Removes an entity.
     pub fn remove(self, remove: impl Into<Remove>) -> Transaction {
         let mut remove = remove.into();
-        self.fenced(&mut remove.fences).op(Op::Remove(remove))
+        self.fenced(&mut remove.fences).op(EntityOp::Remove(remove))
     }
 
     /// The transaction lands only if the entity exists.
     pub fn require_exists(self, id: impl Into<EntityId>) -> Transaction {
-        self.op(Op::Require(Require { id: id.into(), what: Required::Exists }))
+        self.op(EntityOp::Require(Require { id: id.into(), what: Required::Exists }))
     }
 
     /// The transaction lands only if the entity is at this rev.
     pub fn require_rev(self, id: impl Into<EntityId>, rev: Rev) -> Transaction {
-        self.op(Op::Require(Require { id: id.into(), what: Required::AtRev(rev) }))
+        self.op(EntityOp::Require(Require { id: id.into(), what: Required::AtRev(rev) }))
     }
 
     /// The transaction lands only if the entity does not exist.
     pub fn require_absent(self, id: impl Into<EntityId>) -> Transaction {
-        self.op(Op::Require(Require { id: id.into(), what: Required::Absent }))
+        self.op(EntityOp::Require(Require { id: id.into(), what: Required::Absent }))
     }
 
     /// The transaction lands only if nothing at all was committed to the store after this generation.
@@ -493,9 +493,9 @@ pub(crate) struct CheckedAdd {
 }
 
 impl CheckedAdd {
-    pub(crate) fn into_record(self) -> Record {
+    pub(crate) fn into_record(self) -> EntityRecord {
         let CheckedAdd { entity_type, subtype, data, metadata, .. } = self;
-        Record { entity_type, subtype, created: Moment::default(), data, metadata }
+        EntityRecord { entity_type, subtype, created: Moment::default(), data, metadata }
     }
 }
 

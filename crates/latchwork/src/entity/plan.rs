@@ -4,7 +4,7 @@
 use crate::entity::declare::Declaration;
 use crate::entity::filter::{Comparison, Field};
 use crate::entity::index::{self, Index};
-use crate::entity::query::{Access, CheckedQuery, Direction, Plan, Position};
+use crate::entity::query::{Access, CheckedQuery, Direction, OrderPosition, Plan};
 use crate::json;
 use crate::store::Order;
 
@@ -15,7 +15,7 @@ const VALUES: usize = 100;
 
 /// What is read: ranges of keys of the index space, or all records.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Path {
+pub(crate) struct AccessPath {
     pub(crate) plan: Plan,
     /// Ranges with their start included and their end excluded. Empty ranges are left out.
     pub(crate) ranges: Vec<(Vec<u8>, Vec<u8>)>,
@@ -92,11 +92,11 @@ fn intersect(ours: &[(Vec<u8>, Vec<u8>)], others: &[(Vec<u8>, Vec<u8>)]) -> Vec<
 }
 
 /// The best way to answer a query. `declaration` is the declaration at the generation that is read.
-pub(crate) fn choose(query: &CheckedQuery, declaration: Option<&Declaration>, key_bytes: usize) -> Path {
+pub(crate) fn choose(query: &CheckedQuery, declaration: Option<&Declaration>, key_bytes: usize) -> AccessPath {
     let Some(entity_type) = &query.entity_type else {
         let plan = Plan { access: Access::ScanAll, sorts: !query.order.is_empty() };
         let (ranges, prefix) = (Vec::new(), Vec::new());
-        return Path { plan, ranges, order: Order::Ascending, prefix, following: Vec::new() };
+        return AccessPath { plan, ranges, order: Order::Ascending, prefix, following: Vec::new() };
     };
     let conjuncts = query.conjuncts();
     let ways = declaration.into_iter().flat_map(Declaration::ready);
@@ -107,18 +107,18 @@ pub(crate) fn choose(query: &CheckedQuery, declaration: Option<&Declaration>, ke
         let prefix = index::prefix(entity_type, 0);
         let ranges = vec![(prefix.clone(), end_of(&prefix))];
         let plan = Plan { access: Access::ScanType, sorts: !query.order.is_empty() };
-        Path { plan, ranges, order: Order::Ascending, prefix, following: Vec::new() }
+        AccessPath { plan, ranges, order: Order::Ascending, prefix, following: Vec::new() }
     })
 }
 
 /// Uses the index of subtypes, which is ordered only by id.
-fn by_subtype(query: &CheckedQuery, entity_type: &str, subtype: &str) -> (Score, Path) {
+fn by_subtype(query: &CheckedQuery, entity_type: &str, subtype: &str) -> (Score, AccessPath) {
     let prefix = index::subtype_prefix(entity_type, subtype);
     let sorts = !query.order.is_empty();
     let access = Access::Index { fields: vec!["subtype".into()], equal: 1, bounded: false };
     let ranges = vec![(prefix.clone(), end_of(&prefix))];
     let plan = Plan { access, sorts };
-    ((1, false, !sorts), Path { plan, ranges, order: Order::Ascending, prefix, following: Vec::new() })
+    ((1, false, !sorts), AccessPath { plan, ranges, order: Order::Ascending, prefix, following: Vec::new() })
 }
 
 /// The fields bound to one value, whether the next field is bounded, and whether the order is served.
@@ -130,7 +130,7 @@ fn way(
     index: &Index,
     conjuncts: &[(&Field, &Comparison)],
     key_bytes: usize,
-) -> Option<(Score, Path)> {
+) -> Option<(Score, AccessPath)> {
     let mut prefix = index::prefix(entity_type, index.number);
     let mut equal = 0;
     for field in &index.fields {
@@ -163,7 +163,7 @@ fn way(
     let order = if direction == Direction::Descending { Order::Descending } else { Order::Ascending };
     let fields = index.fields.iter().map(ToString::to_string).collect();
     let plan = Plan { access: Access::Index { fields, equal, bounded }, sorts: !serves };
-    let path = Path { plan, ranges, order, prefix, following: following.unwrap_or_default() };
+    let path = AccessPath { plan, ranges, order, prefix, following: following.unwrap_or_default() };
     let score = (equal, bounded, serves && !(query.order.is_empty() && equal == 0));
     Some((score, path))
 }
@@ -181,10 +181,10 @@ fn served_order(query: &CheckedQuery, index: &Index, equal: usize) -> Option<(Ve
     same.then(|| (order.iter().map(|(at, ..)| *at).collect(), direction))
 }
 
-impl Path {
+impl AccessPath {
     /// The key after which an entity at this position stands, if the order is served. The key of a unique value has no
     /// id and so stands just before this key. A backward read meets it again and recognizes it by its position.
-    pub(crate) fn key_at(&self, position: &Position, key_bytes: usize) -> Vec<u8> {
+    pub(crate) fn key_at(&self, position: &OrderPosition, key_bytes: usize) -> Vec<u8> {
         let mut key = self.prefix.clone();
         self.following.iter().for_each(|at| key.extend_from_slice(&position.values[*at]));
         // A key that would be too long with its id is the key of a unique value, which has none.

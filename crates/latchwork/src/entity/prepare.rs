@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::entity::declare::{Declaration, Declared};
-use crate::entity::document::Record;
-use crate::entity::index::{self, Entry, IndexState, listed};
+use crate::entity::document::EntityRecord;
+use crate::entity::index::{self, IndexEntry, IndexState, listed};
 use crate::entity::op::{CheckedAdd, Fence, Required};
-use crate::entity::transact::{Checked, CheckedOp};
+use crate::entity::transact::{CheckedOp, CheckedTransaction};
 use crate::entity::{Effect, Entities, EntityError, EntityId, Result};
 use crate::lane::as_found;
 use crate::record::Record as _;
@@ -71,11 +71,11 @@ pub(crate) enum RevOf {
 }
 
 /// A change of one entity.
-pub(crate) struct Change {
+pub(crate) struct EntityChange {
     pub(crate) op: usize,
     pub(crate) id: EntityId,
-    pub(crate) before: Option<Record>,
-    pub(crate) after: Option<Record>,
+    pub(crate) before: Option<EntityRecord>,
+    pub(crate) after: Option<EntityRecord>,
 }
 
 /// The same, borrowed from a caller that still uses the records.
@@ -83,11 +83,11 @@ pub(crate) struct Change {
 pub(crate) struct Changing<'a> {
     pub(crate) op: usize,
     pub(crate) id: &'a EntityId,
-    pub(crate) before: Option<&'a Record>,
-    pub(crate) after: Option<&'a Record>,
+    pub(crate) before: Option<&'a EntityRecord>,
+    pub(crate) after: Option<&'a EntityRecord>,
 }
 
-impl Change {
+impl EntityChange {
     fn lent(&self) -> Changing<'_> {
         Changing { op: self.op, id: &self.id, before: self.before.as_ref(), after: self.after.as_ref() }
     }
@@ -95,7 +95,7 @@ impl Change {
 
 impl Changing<'_> {
     /// The record with the entity's type, which never changes.
-    fn record(&self) -> Option<&Record> {
+    fn record(&self) -> Option<&EntityRecord> {
         self.after.or(self.before)
     }
 }
@@ -106,7 +106,7 @@ struct Preparing<'a> {
     commit: Commit,
     meanings: Vec<Meaning>,
     doomed: bool,
-    changes: Vec<Change>,
+    changes: Vec<EntityChange>,
 }
 
 impl Preparing<'_> {
@@ -143,7 +143,7 @@ impl Preparing<'_> {
 }
 
 impl Entities {
-    pub(crate) async fn prepare(&self, view: &View, transaction: &Checked) -> Result<Prepared> {
+    pub(crate) async fn prepare(&self, view: &View, transaction: &CheckedTransaction) -> Result<Prepared> {
         let mut preparing = Preparing::new(self, Commit::new().meta(transaction.meta.encode()));
         if let Some(generation) = transaction.at_generation {
             preparing.check(Check::AtGeneration(generation), Meaning::Generation);
@@ -166,11 +166,11 @@ impl Entities {
             ops.push(preparing.op(view, index, op, first).await?);
         }
         let changes = std::mem::take(&mut preparing.changes);
-        preparing.finish(ops, &changes.iter().map(Change::lent).collect::<Vec<_>>()).await
+        preparing.finish(ops, &changes.iter().map(EntityChange::lent).collect::<Vec<_>>()).await
     }
 
     /// Prepares one change of one entity, which is at a known rev, as a commit of its own.
-    pub(crate) async fn prepare_change(&self, change: Change, rev: Rev) -> Result<Prepared> {
+    pub(crate) async fn prepare_change(&self, change: EntityChange, rev: Rev) -> Result<Prepared> {
         self.prepare_changing(change.lent(), rev).await
     }
 
@@ -194,7 +194,7 @@ impl Preparing<'_> {
         let mut done =
             PreparedOp { id: id.clone(), entity_type: None, effect: Effect::Checked, rev: RevOf::Known(NO_REV) };
         // The record before the operation, if the operation needs it.
-        let before = |item: Option<Item>| item.map(|item| Record::of(&id, &item.value)).transpose();
+        let before = |item: Option<Item>| item.map(|item| EntityRecord::of(&id, &item.value)).transpose();
         match op {
             CheckedOp::Add(_, add) => {
                 done.entity_type = Some(add.entity_type.clone());
@@ -212,7 +212,12 @@ impl Preparing<'_> {
                     let mut after = record.clone();
                     update.apply(&mut after.data, &mut after.metadata, &mut after.subtype);
                     done.entity_type = Some(record.entity_type.clone());
-                    self.changes.push(Change { op: index, id: id.clone(), before: Some(record), after: Some(after) });
+                    self.changes.push(EntityChange {
+                        op: index,
+                        id: id.clone(),
+                        before: Some(record),
+                        after: Some(after),
+                    });
                 }
             }
             CheckedOp::Remove(remove) => {
@@ -220,7 +225,7 @@ impl Preparing<'_> {
                 if self.existing(index, &key, remove.if_rev, found)
                     && let Some(record) = before(item)?
                 {
-                    self.changes.push(Change { op: index, id: id.clone(), before: Some(record), after: None });
+                    self.changes.push(EntityChange { op: index, id: id.clone(), before: Some(record), after: None });
                 }
             }
             CheckedOp::Require(require) => {
@@ -250,22 +255,22 @@ impl Preparing<'_> {
                 self.check(Check::Absent(key.clone()), meaning);
                 done.effect = Effect::Added;
                 let after = add.clone().into_record();
-                self.changes.push(Change { op, id: done.id.clone(), before: None, after: Some(after) });
+                self.changes.push(EntityChange { op, id: done.id.clone(), before: None, after: Some(after) });
             }
         }
     }
 }
 
 /// An entry that a transaction makes.
-struct Taken {
+struct NewEntry {
     op: usize,
     id: EntityId,
-    guard: Guard,
+    guard: EntryCheck,
 }
 
 /// The check that makes an entry safe to write.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Guard {
+enum EntryCheck {
     /// The entity's rev, which is checked anyway.
     Entity,
     /// The entry does not exist; otherwise the value is not unique.
@@ -281,42 +286,47 @@ struct Building {
     /// Entries that belong to another entity and must stay.
     foreign: Vec<Vec<u8>>,
     /// Entries that must be made although the values do not change.
-    missing: Vec<(Entry, Guard)>,
+    missing: Vec<(IndexEntry, EntryCheck)>,
 }
 
 /// The index entries of all changes of a transaction together: one entity may take an entry that another gives up.
 #[derive(Default)]
 struct Moves {
     freed: BTreeSet<Vec<u8>>,
-    taken: BTreeMap<Vec<u8>, Taken>,
+    taken: BTreeMap<Vec<u8>, NewEntry>,
     /// Values that two entities of the transaction take: the later operation, the entry and the owner.
-    twice: Vec<(usize, Entry, EntityId)>,
+    twice: Vec<(usize, IndexEntry, EntityId)>,
 }
 
 impl Moves {
-    fn add(&mut self, change: &Changing<'_>, old: Vec<Entry>, new: Vec<Entry>, building: Building) {
-        let kept = |entry: &Entry, others: &[Entry]| others.iter().any(|other| other.key == entry.key);
+    fn add(&mut self, change: &Changing<'_>, old: Vec<IndexEntry>, new: Vec<IndexEntry>, building: Building) {
+        let kept = |entry: &IndexEntry, others: &[IndexEntry]| others.iter().any(|other| other.key == entry.key);
         let given_up = old.iter().filter(|entry| !kept(entry, &new) && !building.foreign.contains(&entry.key));
         self.freed.extend(given_up.map(|entry| entry.key.clone()));
         for (entry, guard) in building.missing {
             self.take(change, entry, guard);
         }
         for entry in new.into_iter().filter(|entry| !kept(entry, &old)) {
-            let guard = if entry.unique { Guard::Unique } else { Guard::Entity };
+            let guard = if entry.unique { EntryCheck::Unique } else { EntryCheck::Entity };
             self.take(change, entry, guard);
         }
     }
 
-    fn take(&mut self, change: &Changing<'_>, entry: Entry, guard: Guard) {
+    fn take(&mut self, change: &Changing<'_>, entry: IndexEntry, guard: EntryCheck) {
         match self.taken.get(&entry.key) {
             Some(first) => self.twice.push((change.op, entry, first.id.clone())),
-            None => drop(self.taken.insert(entry.key, Taken { op: change.op, id: change.id.clone(), guard })),
+            None => drop(self.taken.insert(entry.key, NewEntry { op: change.op, id: change.id.clone(), guard })),
         }
     }
 }
 
 /// The entries of a record in every index that writers maintain.
-fn entries(declaration: &Declaration, id: &EntityId, record: Option<&Record>, key_bytes: usize) -> Result<Vec<Entry>> {
+fn entries(
+    declaration: &Declaration,
+    id: &EntityId,
+    record: Option<&EntityRecord>,
+    key_bytes: usize,
+) -> Result<Vec<IndexEntry>> {
     let Some(record) = record else { return Ok(Vec::new()) };
     declaration.kept().map(|index| index.entry(id, record, key_bytes)).collect()
 }
@@ -330,7 +340,7 @@ impl Preparing<'_> {
         for change in changes {
             let (id, Some(record)) = (change.id, change.record()) else { continue };
             let entity_type = &record.entity_type;
-            let list = || Entry { key: listed(entity_type, id), index: 0, unique: false };
+            let list = || IndexEntry { key: listed(entity_type, id), index: 0, unique: false };
             let (mut old, mut new, mut building) = (Vec::new(), Vec::new(), Building::default());
             if let Some(Some((_, declaration))) = declared.get(entity_type) {
                 old = entries(declaration, id, change.before, key_bytes)?;
@@ -374,8 +384,8 @@ impl Preparing<'_> {
         &mut self,
         declaration: &Declaration,
         id: &EntityId,
-        old: &[Entry],
-        new: &[Entry],
+        old: &[IndexEntry],
+        new: &[IndexEntry],
     ) -> Result<Building> {
         let mut building = Building::default();
         for entry in old {
@@ -384,7 +394,7 @@ impl Preparing<'_> {
             }
             let stays = new.contains(entry);
             if !entry.unique {
-                building.missing.extend(stays.then(|| (entry.clone(), Guard::Entity)));
+                building.missing.extend(stays.then(|| (entry.clone(), EntryCheck::Entity)));
                 continue;
             }
             let key = self.entities.index_key(&entry.key);
@@ -395,7 +405,7 @@ impl Preparing<'_> {
                         building.foreign.push(entry.key.clone());
                     }
                 }
-                None if stays => building.missing.push((entry.clone(), Guard::Fresh)),
+                None if stays => building.missing.push((entry.clone(), EntryCheck::Fresh)),
                 None => {
                     self.check(Check::Absent(key), Meaning::Fresh);
                     building.foreign.push(entry.key.clone());
@@ -422,9 +432,9 @@ impl Preparing<'_> {
                 continue;
             }
             let meaning = match taken.guard {
-                Guard::Entity => continue,
-                Guard::Fresh => Meaning::Fresh,
-                Guard::Unique => {
+                EntryCheck::Entity => continue,
+                EntryCheck::Fresh => Meaning::Fresh,
+                EntryCheck::Unique => {
                     let number = index::read_prefix(key).map_or(0, |(_, number)| number);
                     Meaning::Unique { op: taken.op, fields: fields(taken.op, number) }
                 }
@@ -448,7 +458,7 @@ impl Preparing<'_> {
                     }
                     match change.before {
                         Some(_) => commit.put(&key, value),
-                        None => commit.put_stamped(&key, value, Record::STAMP),
+                        None => commit.put_stamped(&key, value, EntityRecord::STAMP),
                     }
                 }
                 None => commit.delete(&key),

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::entity::document::Record;
-use crate::entity::filter::{Comparison, Field, Filter, FilterError, Node};
+use crate::entity::document::EntityRecord;
+use crate::entity::filter::{Comparison, Field, Filter, FilterError, FilterNode};
 use crate::entity::op::{check_subtype, check_type_name};
 use crate::entity::{Entity, EntityError, EntityId, Result};
 use crate::json;
@@ -209,16 +209,16 @@ impl Query {
 pub(crate) struct CheckedQuery {
     pub(crate) entity_type: Option<Arc<str>>,
     pub(crate) subtype: Option<Arc<str>>,
-    pub(crate) filter: Node,
+    pub(crate) filter: FilterNode,
     pub(crate) order: Vec<(Field, Direction)>,
     pub(crate) limit: usize,
     fingerprint: u64,
-    pub(crate) after: Option<Position>,
+    pub(crate) after: Option<OrderPosition>,
 }
 
 /// A position in an order: the entity's values of the fields of the order, and its id.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Position {
+pub(crate) struct OrderPosition {
     /// Encoded, one for each field of the order.
     pub(crate) values: Vec<Vec<u8>>,
     pub(crate) id: EntityId,
@@ -227,7 +227,7 @@ pub(crate) struct Position {
 const CURSOR_VERSION: u8 = 1;
 
 impl CheckedQuery {
-    pub(crate) fn matches(&self, record: &Record) -> bool {
+    pub(crate) fn matches(&self, record: &EntityRecord) -> bool {
         self.entity_type.as_ref().is_none_or(|entity_type| *entity_type == record.entity_type)
             && (self.subtype.is_none() || self.subtype == record.subtype)
             && self.filter.holds(&record.data, &record.metadata)
@@ -238,17 +238,17 @@ impl CheckedQuery {
         self.order.last().map_or(Direction::Ascending, |(_, direction)| *direction)
     }
 
-    pub(crate) fn position(&self, id: &EntityId, record: &Record) -> Position {
+    pub(crate) fn position(&self, id: &EntityId, record: &EntityRecord) -> OrderPosition {
         let encoded = |field: &Field| {
             let mut out = Vec::new();
             json::encode(&mut out, field.find(&record.data, &record.metadata));
             out
         };
-        Position { values: self.order.iter().map(|(field, _)| encoded(field)).collect(), id: id.clone() }
+        OrderPosition { values: self.order.iter().map(|(field, _)| encoded(field)).collect(), id: id.clone() }
     }
 
     /// Bytes that sort in the order of the query.
-    pub(crate) fn sort_key(&self, position: &Position) -> Vec<u8> {
+    pub(crate) fn sort_key(&self, position: &OrderPosition) -> Vec<u8> {
         let mut key = Vec::new();
         let directions = self.order.iter().map(|(_, direction)| *direction);
         for (value, direction) in position.values.iter().zip(directions) {
@@ -260,7 +260,7 @@ impl CheckedQuery {
         key
     }
 
-    pub(crate) fn cursor(&self, position: &Position) -> Cursor {
+    pub(crate) fn cursor(&self, position: &OrderPosition) -> Cursor {
         let mut bytes = vec![CURSOR_VERSION];
         bytes.extend_from_slice(&self.fingerprint.to_be_bytes());
         position.values.iter().for_each(|value| bytes.extend_from_slice(value));
@@ -268,7 +268,7 @@ impl CheckedQuery {
         Cursor(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
-    fn read_cursor(&self, cursor: &Cursor) -> Result<Position> {
+    fn read_cursor(&self, cursor: &Cursor) -> Result<OrderPosition> {
         let refuse = |reason: &'static str| EntityError::Cursor { reason: reason.into() };
         let garbled = || refuse("no find has returned it");
         let bytes = unhex(&cursor.0).ok_or_else(garbled)?;
@@ -288,7 +288,7 @@ impl CheckedQuery {
         }
         let id: EntityId = std::str::from_utf8(rest).map_err(|_| garbled())?.into();
         id.validate().map_err(|_| garbled())?;
-        Ok(Position { values, id })
+        Ok(OrderPosition { values, id })
     }
 
     /// Identifies a query by type, filter and order.
@@ -314,9 +314,9 @@ impl CheckedQuery {
         let mut rest = vec![&self.filter];
         while let Some(node) = rest.pop() {
             match node {
-                Node::Is(field, comparison) => found.push((field, comparison)),
-                Node::All(nodes) => rest.extend(nodes),
-                Node::Any(_) | Node::Not(_) => {}
+                FilterNode::Is(field, comparison) => found.push((field, comparison)),
+                FilterNode::All(nodes) => rest.extend(nodes),
+                FilterNode::Any(_) | FilterNode::Not(_) => {}
             }
         }
         found
@@ -331,17 +331,17 @@ fn push_directed(key: &mut Vec<u8>, bytes: &[u8], direction: Direction) {
     }
 }
 
-fn fingerprint_node(node: &Node, out: &mut Vec<u8>) {
-    let mut list = |tag: u8, nodes: &[Node]| {
+fn fingerprint_node(node: &FilterNode, out: &mut Vec<u8>) {
+    let mut list = |tag: u8, nodes: &[FilterNode]| {
         out.push(tag);
         out.extend_from_slice(&(nodes.len() as u64).to_be_bytes());
         nodes.iter().for_each(|node| fingerprint_node(node, out));
     };
     match node {
-        Node::All(nodes) => list(1, nodes),
-        Node::Any(nodes) => list(2, nodes),
-        Node::Not(node) => list(3, std::slice::from_ref(node)),
-        Node::Is(field, comparison) => {
+        FilterNode::All(nodes) => list(1, nodes),
+        FilterNode::Any(nodes) => list(2, nodes),
+        FilterNode::Not(node) => list(3, std::slice::from_ref(node)),
+        FilterNode::Is(field, comparison) => {
             out.push(4);
             json::encode(out, Some(&Value::String(field.to_string())));
             let mut with = |tag: u8, values: &[&Value]| {

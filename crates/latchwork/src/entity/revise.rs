@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::entity::document::Record;
+use crate::entity::document::EntityRecord;
 use crate::entity::prepare::Changing;
 use crate::entity::transact::Understood;
 use crate::entity::{Entities, Entity, EntityId, Meta, Moment, Result};
@@ -17,7 +17,7 @@ pub(crate) struct Standing {
     pub(crate) id: EntityId,
     pub(crate) rev: Rev,
     pub(crate) changed: Moment,
-    record: Arc<Record>,
+    record: Arc<EntityRecord>,
 }
 
 /// A change of an entity that is about to be sent.
@@ -43,7 +43,7 @@ impl Standing {
     }
 
     pub(crate) fn entity(&self) -> Entity {
-        Record::clone(&self.record).into_entity(self.id.clone(), self.rev, self.changed)
+        EntityRecord::clone(&self.record).into_entity(self.id.clone(), self.rev, self.changed)
     }
 }
 
@@ -52,7 +52,7 @@ impl Entities {
     pub(crate) async fn standing(&self, view: &View, id: &EntityId) -> Result<Option<Standing>> {
         id.validate()?;
         let Some(item) = view.get(&self.key(id)).await? else { return Ok(None) };
-        let record = Record::of(id, &item.value)?;
+        let record = EntityRecord::of(id, &item.value)?;
         let changed = Moment { generation: item.generation, time: item.time };
         Ok(Some(Standing { id: id.clone(), rev: item.rev, changed, record: Arc::new(record) }))
     }
@@ -65,7 +65,7 @@ impl Entities {
     /// Prepares a change of the data, which lands only if the entity is still at its rev. More can be added to the
     /// commit.
     pub(crate) async fn revise(&self, standing: &Standing, data: Value, meta: &Meta) -> Result<Revised> {
-        let after = Record { data, ..Record::clone(&standing.record) };
+        let after = EntityRecord { data, ..EntityRecord::clone(&standing.record) };
         let change = Changing { op: 0, id: &standing.id, before: Some(&standing.record), after: Some(&after) };
         let (commit, understood) = self.prepare_changing(change, standing.rev).await?.split();
         let after = Standing { rev: standing.rev.next(), record: Arc::new(after), ..standing.clone() };

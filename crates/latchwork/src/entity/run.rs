@@ -1,9 +1,9 @@
 //! Answers a query on a view: reads the ranges that the plan names, checks each entity, and keeps the matches. Works
 //! the same for every view, also of the past.
 
-use crate::entity::document::{Moment, Record};
-use crate::entity::plan::{self, Path};
-use crate::entity::query::{Access, CheckedQuery, Position};
+use crate::entity::document::{EntityRecord, Moment};
+use crate::entity::plan::{self, AccessPath};
+use crate::entity::query::{Access, CheckedQuery, OrderPosition};
 use crate::entity::{Entity, EntityError, EntityId, EntityView, Page, Plan, Query, Result};
 use crate::store::{Item, Key, Order, Range, View};
 
@@ -17,7 +17,7 @@ impl EntityView {
         let query = query.checked()?;
         let view = self.pinned()?;
         let path = self.plan(&view, &query).await?;
-        let run = Run { view: self, pinned: &view, query: &query, path: &path, examined: 0 };
+        let run = QueryRun { view: self, pinned: &view, query: &query, path: &path, examined: 0 };
         run.page().await
     }
 
@@ -28,7 +28,7 @@ impl EntityView {
     }
 
     /// Uses the declaration of this generation: an index that was declared later has no entries here.
-    async fn plan(&self, view: &View, query: &CheckedQuery) -> Result<Path> {
+    async fn plan(&self, view: &View, query: &CheckedQuery) -> Result<AccessPath> {
         let entities = self.entities();
         let key_bytes = entities.store().limits().key_bytes;
         let declared = match &query.entity_type {
@@ -46,19 +46,19 @@ impl EntityView {
 /// A match, before it is put into a page.
 struct Match {
     sort_key: Vec<u8>,
-    position: Position,
+    position: OrderPosition,
     entity: Entity,
 }
 
-struct Run<'a> {
+struct QueryRun<'a> {
     view: &'a EntityView,
     pinned: &'a View,
     query: &'a CheckedQuery,
-    path: &'a Path,
+    path: &'a AccessPath,
     examined: usize,
 }
 
-impl Run<'_> {
+impl QueryRun<'_> {
     async fn page(mut self) -> Result<Page> {
         let mut matches = self.matches().await?;
         let more = matches.len() > self.query.limit;
@@ -149,7 +149,7 @@ impl Run<'_> {
     }
 
     fn matched(&self, id: EntityId, item: &Item) -> Result<Option<Match>> {
-        let record = Record::of(&id, &item.value)?;
+        let record = EntityRecord::of(&id, &item.value)?;
         if !self.query.matches(&record) {
             return Ok(None);
         }

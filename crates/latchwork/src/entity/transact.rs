@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::entity::op::{CheckedAdd, CheckedUpdate, Fence, Meta, Op, Remove, Require};
+use crate::entity::op::{CheckedAdd, CheckedUpdate, EntityOp, Fence, Meta, Remove, Require};
 use crate::entity::prepare::{Meaning, Prepared, PreparedOp, RevOf};
 use crate::entity::view::ReadSet;
 use crate::entity::{Entities, EntityError, EntityId, FailedOp, OpReceipt, Receipt, Result, Transaction};
@@ -14,7 +14,7 @@ use crate::store::{Actual, Check, Commit, Env, FailedCheck, Generation, Outcome,
 pub(crate) const TRIES: u32 = 1000;
 
 /// A transaction whose parts are known to be valid. Ids are made once, however often it is tried.
-pub(crate) struct Checked {
+pub(crate) struct CheckedTransaction {
     pub(crate) ops: Vec<CheckedOp>,
     pub(crate) at_generation: Option<Generation>,
     pub(crate) reads: Vec<ReadSet>,
@@ -44,23 +44,23 @@ impl CheckedOp {
     }
 }
 
-impl Checked {
-    pub(crate) fn new(transaction: Transaction, env: &Env) -> Result<Checked> {
+impl CheckedTransaction {
+    pub(crate) fn new(transaction: Transaction, env: &Env) -> Result<CheckedTransaction> {
         let Transaction { ops, at_generation, reads, fences, meta } = transaction;
         let mut written: BTreeMap<EntityId, usize> = BTreeMap::new();
         let mut checked = Vec::with_capacity(ops.len());
         for (index, op) in ops.into_iter().enumerate() {
             let op = match op {
-                Op::Add(add) => {
+                EntityOp::Add(add) => {
                     let add = add.checked(index)?;
                     CheckedOp::Add(add.id.clone().unwrap_or_else(|| env.uuid().into()), add)
                 }
-                Op::Update(update) => CheckedOp::Update(update.checked()?),
-                Op::Remove(remove) => {
+                EntityOp::Update(update) => CheckedOp::Update(update.checked()?),
+                EntityOp::Remove(remove) => {
                     remove.id.validate()?;
                     CheckedOp::Remove(remove)
                 }
-                Op::Require(require) => {
+                EntityOp::Require(require) => {
                     require.id.validate()?;
                     CheckedOp::Require(require)
                 }
@@ -77,13 +77,13 @@ impl Checked {
             }
             checked.push(op);
         }
-        Ok(Checked { ops: checked, at_generation, reads, fences, meta })
+        Ok(CheckedTransaction { ops: checked, at_generation, reads, fences, meta })
     }
 }
 
 impl Entities {
     /// Sends a transaction until it has landed, or until a check that its caller asked for has failed.
-    pub(crate) async fn send(&self, transaction: Checked) -> Result<Receipt> {
+    pub(crate) async fn send(&self, transaction: CheckedTransaction) -> Result<Receipt> {
         for _ in 0..TRIES {
             let view = self.store().view().await?;
             let prepared = self.prepare(&view, &transaction).await?;

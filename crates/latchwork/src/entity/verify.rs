@@ -1,6 +1,6 @@
 //! Compares every index entry with the entities, and every entity with its entries.
 
-use crate::entity::document::Record;
+use crate::entity::document::EntityRecord;
 use crate::entity::index::{self, IndexState};
 use crate::entity::{Entities, EntityId, Result};
 use crate::record::{BadRecord, Record as _};
@@ -29,7 +29,7 @@ impl Entities {
             rest = next;
             for (key, item) in items {
                 let id = EntityId::from_stored(key.bytes())?;
-                let record = match Record::of(&id, &item.value) {
+                let record = match EntityRecord::of(&id, &item.value) {
                     Ok(record) => record,
                     Err(bad) if bad.why.is_version() => return Err(bad.into()),
                     Err(BadRecord { place, .. }) => {
@@ -73,7 +73,7 @@ impl Entities {
             return Ok(true);
         }
         let Some(item) = view.get(&self.key(id)).await? else { return Ok(false) };
-        let Ok(record) = Record::decode(&item.value) else { return Ok(false) };
+        let Ok(record) = EntityRecord::decode(&item.value) else { return Ok(false) };
         let known = self.entries(view, id, &record, |state| state != IndexState::Dropping).await?;
         Ok(known.iter().any(|(_, known)| known == key.bytes()))
     }
@@ -83,7 +83,7 @@ impl Entities {
         &self,
         view: &View,
         id: &EntityId,
-        record: &Record,
+        record: &EntityRecord,
         wanted: fn(IndexState) -> bool,
     ) -> Result<Vec<(u16, Vec<u8>)>> {
         let declared = self.declared_at(view, &record.entity_type).await?;

@@ -15,33 +15,33 @@ pub(crate) fn fits<T: DeserializeOwned>(json: &str) -> Result<(), JsonError> {
     let misfit = JsonError::Misfit { path: String::new(), message };
     let steps = steps_to(&json.as_bytes()[..column.min(json.len())]);
     Err(steps.into_iter().rev().fold(misfit, |error, step| match step {
-        Step::Object(None) => error,
-        Step::Object(Some(key)) => error.under_key(&key),
-        Step::Array(index) => error.under_index(index),
+        OpenValue::Object(None) => error,
+        OpenValue::Object(Some(key)) => error.under_key(&key),
+        OpenValue::Array(index) => error.under_index(index),
     }))
 }
 
 /// An open array or object, and the part of it that is being read.
-enum Step {
+enum OpenValue {
     Object(Option<String>),
     Array(usize),
 }
 
 /// The arrays and objects that are open where a text is cut off.
-fn steps_to(json: &[u8]) -> Vec<Step> {
+fn steps_to(json: &[u8]) -> Vec<OpenValue> {
     let (mut steps, mut at) = (Vec::new(), 0);
     while at < json.len() {
         match (json[at], steps.last_mut()) {
-            (b'{', _) => steps.push(Step::Object(None)),
-            (b'[', _) => steps.push(Step::Array(0)),
+            (b'{', _) => steps.push(OpenValue::Object(None)),
+            (b'[', _) => steps.push(OpenValue::Array(0)),
             (b'}' | b']', _) => drop(steps.pop()),
-            (b',', Some(Step::Object(key))) => *key = None,
-            (b',', Some(Step::Array(index))) => *index += 1,
+            (b',', Some(OpenValue::Object(key))) => *key = None,
+            (b',', Some(OpenValue::Array(index))) => *index += 1,
             (b'"', last) => {
                 let mut strings = Deserializer::from_slice(&json[at..]).into_iter::<String>();
                 let Some(Ok(string)) = strings.next() else { break };
                 at += strings.byte_offset() - 1;
-                if let Some(Step::Object(key)) = last {
+                if let Some(OpenValue::Object(key)) = last {
                     key.get_or_insert(string);
                 }
             }

@@ -79,9 +79,9 @@ impl Writer {
         Ok(Items { inside: self.inside()?, items, variant: None })
     }
 
-    fn fields(self, length: usize) -> Result<Fields, JsonError> {
+    fn fields(self, length: usize) -> Result<ObjectWriter, JsonError> {
         let fields = Map::with_capacity(length.min(MAX_HINT));
-        Ok(Fields { inside: self.inside()?, fields, key: None, variant: None })
+        Ok(ObjectWriter { inside: self.inside()?, fields, key: None, variant: None })
     }
 }
 
@@ -100,9 +100,9 @@ impl Serializer for Writer {
     type SerializeTuple = Items;
     type SerializeTupleStruct = Items;
     type SerializeTupleVariant = Items;
-    type SerializeMap = Fields;
-    type SerializeStruct = Fields;
-    type SerializeStructVariant = Fields;
+    type SerializeMap = ObjectWriter;
+    type SerializeStruct = ObjectWriter;
+    type SerializeStructVariant = ObjectWriter;
 
     as_number! {
         serialize_i8(i8) serialize_i16(i16) serialize_i32(i32) serialize_i64(i64)
@@ -206,11 +206,11 @@ impl Serializer for Writer {
         Ok(Items { variant: Some(variant), ..items })
     }
 
-    fn serialize_map(self, length: Option<usize>) -> Result<Fields, JsonError> {
+    fn serialize_map(self, length: Option<usize>) -> Result<ObjectWriter, JsonError> {
         self.fields(length.unwrap_or(0))
     }
 
-    fn serialize_struct(self, name: &'static str, length: usize) -> Result<Fields, JsonError> {
+    fn serialize_struct(self, name: &'static str, length: usize) -> Result<ObjectWriter, JsonError> {
         // RawValue, or a number under arbitrary_precision: text that only serde_json's own serializers can read.
         if name.starts_with("$serde_json::private::") {
             return Err(JsonError::custom("it is JSON text of serde_json's raw_value or arbitrary_precision"));
@@ -224,9 +224,9 @@ impl Serializer for Writer {
         _: u32,
         variant: &'static str,
         length: usize,
-    ) -> Result<Fields, JsonError> {
+    ) -> Result<ObjectWriter, JsonError> {
         let fields = self.inside()?.fields(length).map_err(|error| error.under_key(variant))?;
-        Ok(Fields { variant: Some(variant), ..fields })
+        Ok(ObjectWriter { variant: Some(variant), ..fields })
     }
 }
 
@@ -265,7 +265,7 @@ impl Items {
 }
 
 /// An object that is being written.
-struct Fields {
+struct ObjectWriter {
     inside: Writer,
     fields: Map<String, Value>,
     /// The key of the entry whose value comes next.
@@ -273,7 +273,7 @@ struct Fields {
     variant: Option<&'static str>,
 }
 
-impl Fields {
+impl ObjectWriter {
     fn insert<T: Serialize + ?Sized>(&mut self, key: String, value: &T) -> Result<(), JsonError> {
         let field = value.serialize(self.inside);
         let field = field.map_err(|error| under_variant(self.variant, error.under_key(&key)))?;
@@ -312,7 +312,7 @@ array! {
 
 macro_rules! object {
     ($($kind:ident)*) => {
-        $(impl ser::$kind for Fields {
+        $(impl ser::$kind for ObjectWriter {
             type Ok = Value;
             type Error = JsonError;
 
@@ -332,7 +332,7 @@ macro_rules! object {
 
 object! { SerializeStruct SerializeStructVariant }
 
-impl ser::SerializeMap for Fields {
+impl ser::SerializeMap for ObjectWriter {
     type Ok = Value;
     type Error = JsonError;
 

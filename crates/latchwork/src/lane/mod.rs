@@ -25,7 +25,7 @@ pub(crate) use rider::Rider;
 pub(crate) use runtime::Runtime;
 
 /// How jobs on keys of one kind become commits.
-pub(crate) trait Plan: Send + Sync + Sized + 'static {
+pub(crate) trait LanePlan: Send + Sync + Sized + 'static {
     type Key: Clone + Eq + Hash + Send + Sync + 'static;
     type Job: Send + 'static;
     /// What a busy lane remembers of its key from one commit to the next. It is dropped when the lane is idle.
@@ -92,18 +92,18 @@ pub(crate) trait Plan: Send + Sync + Sized + 'static {
 }
 
 /// The busy lanes of one kind.
-pub(crate) struct Lanes<P: Plan> {
-    busy: Mutex<HashMap<P::Key, Queue<P::Job>>>,
+pub(crate) struct Lanes<P: LanePlan> {
+    busy: Mutex<HashMap<P::Key, LaneQueue<P::Job>>>,
 }
 
-struct Queue<J> {
-    entries: VecDeque<Entry<J>>,
+struct LaneQueue<J> {
+    entries: VecDeque<LaneEntry<J>>,
     /// Woken by the next job while the jobs of the lane are held back.
     held_back: Option<Waker>,
 }
 
 /// An entry of a lane's queue.
-enum Entry<J> {
+enum LaneEntry<J> {
     Job(J),
     /// A commit that is made elsewhere. It has the key to itself as long as the turn lasts.
     Turn(oneshot::Sender<Turn>),
@@ -112,29 +112,29 @@ enum Entry<J> {
 /// Keeps a lane from making commits until it is dropped.
 pub(crate) struct Turn(#[allow(dead_code)] oneshot::Sender<()>);
 
-impl<P: Plan> Default for Lanes<P> {
+impl<P: LanePlan> Default for Lanes<P> {
     fn default() -> Lanes<P> {
         Lanes { busy: Mutex::default() }
     }
 }
 
-impl<P: Plan> Lanes<P> {
+impl<P: LanePlan> Lanes<P> {
     /// Puts a job into the lane of a key. Returns the job if there is no runtime to do it.
     pub(crate) fn submit(plan: &Arc<P>, key: &P::Key, job: P::Job) -> Result<(), P::Job> {
-        Lanes::enter(plan, key, Entry::Job(job)).map_err(|entry| match entry {
-            Entry::Job(job) => job,
-            Entry::Turn(_) => unreachable!("a rejected entry is returned unchanged"),
+        Lanes::enter(plan, key, LaneEntry::Job(job)).map_err(|entry| match entry {
+            LaneEntry::Job(job) => job,
+            LaneEntry::Turn(_) => unreachable!("a rejected entry is returned unchanged"),
         })
     }
 
     /// Waits for a turn in the lane of a key. Returns `None` if the lane's runtime has ended.
     pub(crate) async fn turn(plan: &Arc<P>, key: &P::Key) -> Option<Turn> {
         let (turn, given) = oneshot::channel();
-        Lanes::enter(plan, key, Entry::Turn(turn)).ok()?;
+        Lanes::enter(plan, key, LaneEntry::Turn(turn)).ok()?;
         given.await.ok()
     }
 
-    fn enter(plan: &Arc<P>, key: &P::Key, entry: Entry<P::Job>) -> Result<(), Entry<P::Job>> {
+    fn enter(plan: &Arc<P>, key: &P::Key, entry: LaneEntry<P::Job>) -> Result<(), LaneEntry<P::Job>> {
         let mut busy = plan.lanes().busy.lock();
         if let Some(queue) = busy.get_mut(key) {
             queue.entries.push_back(entry);
@@ -142,7 +142,7 @@ impl<P: Plan> Lanes<P> {
             return Ok(());
         }
         let Some(runtime) = plan.runtime().handle() else { return Err(entry) };
-        busy.insert(key.clone(), Queue { entries: VecDeque::from([entry]), held_back: None });
+        busy.insert(key.clone(), LaneQueue { entries: VecDeque::from([entry]), held_back: None });
         drop(busy);
         runtime.spawn(Worker { plan: plan.clone(), key: key.clone(), is_idle: false }.work());
         Ok(())
@@ -154,14 +154,14 @@ impl<P: Plan> Lanes<P> {
     }
 }
 
-struct Worker<P: Plan> {
+struct Worker<P: LanePlan> {
     plan: Arc<P>,
     key: P::Key,
     /// True if the worker has removed its queue. A queue that exists after that is another worker's.
     is_idle: bool,
 }
 
-impl<P: Plan> Drop for Worker<P> {
+impl<P: LanePlan> Drop for Worker<P> {
     /// A worker ends when no job is left. If the runtime ends it earlier, its jobs are dropped, and callers notice
     /// that.
     fn drop(&mut self) {
@@ -173,7 +173,7 @@ impl<P: Plan> Drop for Worker<P> {
     }
 }
 
-impl<P: Plan> Worker<P> {
+impl<P: LanePlan> Worker<P> {
     async fn work(mut self) {
         let (mut known, mut jobs, mut most) = (P::Known::default(), VecDeque::new(), P::MOST);
         let (mut patience, mut has_landed) = (None, false);
@@ -237,7 +237,7 @@ impl<P: Plan> Worker<P> {
             let mut busy = self.plan.lanes().busy.lock();
             let queue = busy.get_mut(&self.key).expect("a worker has a queue until it removes it");
             match queue.entries.front() {
-                Some(entry) => Poll::Ready(matches!(entry, Entry::Job(_))),
+                Some(entry) => Poll::Ready(matches!(entry, LaneEntry::Job(_))),
                 None => {
                     queue.held_back = Some(context.waker().clone());
                     drop(busy);
@@ -253,8 +253,8 @@ impl<P: Plan> Worker<P> {
     fn fill(&mut self, jobs: &mut VecDeque<P::Job>, stays: bool) -> Option<oneshot::Sender<Turn>> {
         let mut busy = self.plan.lanes().busy.lock();
         let queue = busy.get_mut(&self.key).expect("a worker has a queue until it removes it");
-        while jobs.len() < P::MOST && matches!(queue.entries.front(), Some(Entry::Job(_))) {
-            if let Some(Entry::Job(job)) = queue.entries.pop_front() {
+        while jobs.len() < P::MOST && matches!(queue.entries.front(), Some(LaneEntry::Job(_))) {
+            if let Some(LaneEntry::Job(job)) = queue.entries.pop_front() {
                 jobs.push_back(job);
             }
         }
@@ -262,8 +262,8 @@ impl<P: Plan> Worker<P> {
             return None;
         }
         match queue.entries.pop_front() {
-            Some(Entry::Turn(turn)) => return Some(turn),
-            Some(Entry::Job(_)) => unreachable!("all jobs at the front were taken"),
+            Some(LaneEntry::Turn(turn)) => return Some(turn),
+            Some(LaneEntry::Job(_)) => unreachable!("all jobs at the front were taken"),
             None if stays => return None,
             None => {}
         }

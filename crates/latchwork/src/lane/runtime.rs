@@ -10,9 +10,9 @@ use tokio::task::AbortHandle;
 /// The runtime on which a layer was opened. Work runs there as long as it exists, and on the caller's runtime
 /// afterwards.
 #[derive(Clone)]
-pub(crate) struct Runtime(Option<Arc<Home>>);
+pub(crate) struct Runtime(Option<Arc<RuntimeInner>>);
 
-struct Home {
+struct RuntimeInner {
     handle: Handle,
     is_gone: Arc<AtomicBool>,
     sentinel: AbortHandle,
@@ -27,7 +27,7 @@ impl Drop for Sentinel {
     }
 }
 
-impl Drop for Home {
+impl Drop for RuntimeInner {
     fn drop(&mut self) {
         self.sentinel.abort();
     }
@@ -43,7 +43,7 @@ impl Runtime {
                 let _sentinel = sentinel;
                 std::future::pending::<()>().await
             });
-            Arc::new(Home { handle, is_gone, sentinel: sentinel.abort_handle() })
+            Arc::new(RuntimeInner { handle, is_gone, sentinel: sentinel.abort_handle() })
         }))
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::lock::record::{Attempt, LockRecord, TokensSpent};
+use crate::lock::record::{AcquireOutcome, LockRecord, TokensSpent};
 use crate::state::{Changed, MutationError, Slot, StateError, to_json, typed};
 use crate::store::{ErrorKind, Timestamp};
 
@@ -116,7 +116,7 @@ impl DurableSemaphore {
         holder: &str,
         now: Timestamp,
         lease: Option<Duration>,
-    ) -> impl Future<Output = Result<Attempt, SlotLockError>> + Send + use<> {
+    ) -> impl Future<Output = Result<AcquireOutcome, SlotLockError>> + Send + use<> {
         let (permits, lease) = (self.permits, self.lease_or(lease));
         let (slot, holder) = (slot.clone(), holder.to_string());
         async move {
@@ -198,7 +198,7 @@ impl DurableMutex {
         holder: &str,
         now: Timestamp,
         lease: Option<Duration>,
-    ) -> impl Future<Output = Result<Attempt, SlotLockError>> + Send + use<> {
+    ) -> impl Future<Output = Result<AcquireOutcome, SlotLockError>> + Send + use<> {
         self.0.try_acquire(slot, holder, now, lease)
     }
 

@@ -7,10 +7,10 @@ use crate::damage::{Scanned, scan_around};
 use crate::lane::{Lanes, Part, Tag, Turn};
 use crate::lock::error::{LockError, Result};
 use crate::lock::lane::Ask;
-use crate::lock::name::Spaces;
+use crate::lock::name::LockSpaces;
 use crate::lock::owners::Notices;
 use crate::lock::service::Service;
-use crate::lock::stored::{Left, Ticket};
+use crate::lock::stored::{Ticket, UnreleasedRequests};
 use crate::lock::table::{Closed, Planned, Table};
 use crate::lock::{LockName, Owner};
 use crate::record::Record;
@@ -87,7 +87,7 @@ impl Service {
         let (key, generation) = (self.spaces.left(owner, store.env().uuid()), store.generation().await?);
         let owned = self.requests_of(owner).await?.into_iter();
         let requests = owned.flat_map(|(lock, its)| its.into_iter().map(move |(ticket, _)| (lock.clone(), ticket)));
-        let left = Left { requests: requests.collect() };
+        let left = UnreleasedRequests { requests: requests.collect() };
         let unchanged = Check::Unchanged(self.spaces.owned_by(owner), generation);
         let part = Part::default().check(OWNED, unchanged).put(&key, left.encode());
         let service = self.clone();
@@ -105,7 +105,8 @@ impl Service {
 
     async fn release_left(self: &Arc<Service>, key: &Key) -> Result<()> {
         let Some(item) = self.node.store.view().await?.get(key).await? else { return Ok(()) };
-        let left = Left::decode(&item.value).map_err(|why| why.at("the list of locks of an ended execution"))?;
+        let left =
+            UnreleasedRequests::decode(&item.value).map_err(|why| why.at("the list of locks of an ended execution"))?;
         for (lock, ticket) in left.requests {
             self.unless_damaged(self.ask(&lock, Ask::Release { ticket, id: None }, None).await)?;
         }
@@ -114,15 +115,15 @@ impl Service {
     }
 
     /// Everything that an owner holds or waits for: tickets, and the owner's ids of the requests.
-    pub(crate) async fn requests_of(&self, owner: &Owner) -> Result<Owned, StoreError> {
+    pub(crate) async fn requests_of(&self, owner: &Owner) -> Result<OwnedTickets, StoreError> {
         let (space, range) = (&self.spaces.owned, self.spaces.owned_by(owner));
         let view = self.node.store.view().await?;
         let Scanned { found, damaged } = scan_around(&view, space, &range, usize::MAX).await?;
-        let mut owned = Owned::new();
+        let mut owned = OwnedTickets::new();
         let passed_over = |key: &Key| tracing::error!(%key, ?owner, "a request of this owner is damaged and left");
         damaged.iter().for_each(passed_over);
         for (key, item) in found {
-            match (Spaces::read_owned(owner, &key), Ticket::decode(&item.value)) {
+            match (LockSpaces::read_owned(owner, &key), Ticket::decode(&item.value)) {
                 (Some((lock, id)), Ok(Ticket(ticket))) => owned.entry(lock).or_default().push((ticket, id)),
                 _ => passed_over(&key),
             }
@@ -132,4 +133,4 @@ impl Service {
 }
 
 /// An owner's tickets by lock, with the ids of the requests.
-pub(crate) type Owned = BTreeMap<LockName, Vec<(u64, Vec<u8>)>>;
+pub(crate) type OwnedTickets = BTreeMap<LockName, Vec<(u64, Vec<u8>)>>;

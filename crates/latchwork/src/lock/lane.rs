@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use tokio::sync::{oneshot, watch};
 
-use crate::lane::{Lanes, Part, Placed, Plan, Rider, Runtime};
+use crate::lane::{LanePlan, Lanes, Part, Placed, Rider, Runtime};
 use crate::lock::error::{LockError, LockRefused, Result};
 use crate::lock::service::Service;
-use crate::lock::table::{MOST_GRANTS, Planned, SESSION, Table, Told};
+use crate::lock::table::{CallerNotice, MOST_GRANTS, Planned, SESSION, Table};
 use crate::lock::{LockKind, LockName, Owner};
 use crate::node::{ExecutionId, SHARD};
 use crate::store::{Check, Commit, Receipt, Refusal, Store, StoreError};
@@ -72,7 +72,7 @@ pub(crate) struct Want {
 
 /// The answer to an operation.
 #[derive(Debug, Clone)]
-pub(crate) enum Answer {
+pub(crate) enum LockAnswer {
     Granted(u64),
     Queued(u64),
     /// The request would have to wait, and must not.
@@ -105,16 +105,16 @@ pub(crate) enum Gone {
 pub(crate) type Ear = Arc<watch::Sender<Heard>>;
 
 /// An execution, and its record, which goes into the same commit as its operation on a lock.
-pub(crate) type Riding = (ExecutionId, Box<dyn Rider<Answer, Result<Answer>>>);
+pub(crate) type LockRider = (ExecutionId, Box<dyn Rider<LockAnswer, Result<LockAnswer>>>);
 
-pub(crate) struct Job {
+pub(crate) struct LockJob {
     ask: Ask,
-    rider: Option<Riding>,
-    answer: oneshot::Sender<Result<Answer>>,
+    rider: Option<LockRider>,
+    answer: oneshot::Sender<Result<LockAnswer>>,
 }
 
-impl Job {
-    fn settle(self, answer: Result<Answer>) {
+impl LockJob {
+    fn settle(self, answer: Result<LockAnswer>) {
         let _ = self.answer.send(answer);
     }
 
@@ -127,7 +127,7 @@ impl Job {
 }
 
 /// The state of a busy lane.
-pub(crate) struct Known {
+pub(crate) struct KnownLock {
     /// The lock as the last commit has left it.
     table: Option<Table>,
     /// The number of requests that the next commit may grant.
@@ -138,37 +138,42 @@ pub(crate) struct Known {
     landed: Option<Duration>,
 }
 
-impl Default for Known {
-    fn default() -> Known {
-        Known { table: None, most_grants: MOST_GRANTS, from_store: false, landed: None }
+impl Default for KnownLock {
+    fn default() -> KnownLock {
+        KnownLock { table: None, most_grants: MOST_GRANTS, from_store: false, landed: None }
     }
 }
 
 /// Operations that share one commit.
-pub(crate) struct Batch {
-    jobs: Vec<Done>,
+pub(crate) struct LockBatch {
+    jobs: Vec<AnsweredJob>,
     table: Table,
     own: Placed,
     rest: Part,
     /// Notifies executions in memory when the commit has landed.
     told_executions: Vec<(Part, Placed)>,
-    told: Vec<Told>,
+    told: Vec<CallerNotice>,
     is_unfinished: bool,
 }
 
 /// An operation and its answer.
-struct Done {
-    job: Job,
-    answer: Result<Answer>,
+struct AnsweredJob {
+    job: LockJob,
+    answer: Result<LockAnswer>,
     /// True if the operation changes anything.
     changes: bool,
 }
 
 impl Service {
     /// Does an operation on a lock. It is done even if its caller gives up.
-    pub(crate) async fn ask(self: &Arc<Service>, lock: &LockName, ask: Ask, rider: Option<Riding>) -> Result<Answer> {
+    pub(crate) async fn ask(
+        self: &Arc<Service>,
+        lock: &LockName,
+        ask: Ask,
+        rider: Option<LockRider>,
+    ) -> Result<LockAnswer> {
         let (answer, answered) = oneshot::channel();
-        Lanes::submit(self, lock, Job { ask, rider, answer }).map_err(|_| LockError::Stopped)?;
+        Lanes::submit(self, lock, LockJob { ask, rider, answer }).map_err(|_| LockError::Stopped)?;
         answered.await.unwrap_or(Err(LockError::Stopped))
     }
 
@@ -176,7 +181,7 @@ impl Service {
     async fn planned(
         &self,
         lock: &LockName,
-        known: &Known,
+        known: &KnownLock,
         table: &mut Table,
         asks: Vec<(Ask, Option<ExecutionId>)>,
     ) -> Result<Option<Came>> {
@@ -204,12 +209,12 @@ impl Service {
     }
 
     /// Answers an operation. The ear of a waiting caller is registered here, before anything else can be granted.
-    fn answered(&self, lock: &LockName, done: Done) {
-        let Done { mut job, answer, .. } = done;
+    fn answered(&self, lock: &LockName, done: AnsweredJob) {
+        let AnsweredJob { mut job, answer, .. } = done;
         if let Ask::Acquire(want) = &job.ask {
             match &answer {
-                Ok(Answer::Granted(ticket)) => self.hears(lock, *ticket, want, true),
-                Ok(Answer::Queued(ticket)) => self.hears(lock, *ticket, want, false),
+                Ok(LockAnswer::Granted(ticket)) => self.hears(lock, *ticket, want, true),
+                Ok(LockAnswer::Queued(ticket)) => self.hears(lock, *ticket, want, false),
                 _ => {}
             }
         }
@@ -223,18 +228,18 @@ impl Service {
 /// The plan of some jobs.
 struct Came {
     /// The answers, each with true if the job changes anything.
-    answers: Vec<(Result<Answer>, bool)>,
+    answers: Vec<(Result<LockAnswer>, bool)>,
     part: Part,
     parts: Vec<Part>,
-    told: Vec<Told>,
+    told: Vec<CallerNotice>,
     is_unfinished: bool,
 }
 
-impl Plan for Service {
+impl LanePlan for Service {
     type Key = LockName;
-    type Job = Job;
-    type Known = Known;
-    type Batch = Batch;
+    type Job = LockJob;
+    type Known = KnownLock;
+    type Batch = LockBatch;
 
     const MOST: usize = 128;
 
@@ -253,11 +258,11 @@ impl Plan for Service {
     async fn plan(
         self: &Arc<Service>,
         lock: &LockName,
-        known: &mut Known,
-        jobs: &mut VecDeque<Job>,
+        known: &mut KnownLock,
+        jobs: &mut VecDeque<LockJob>,
         most: usize,
-    ) -> Option<(Commit, Batch)> {
-        let taken: Vec<Job> = jobs.drain(..most.min(jobs.len())).collect();
+    ) -> Option<(Commit, LockBatch)> {
+        let taken: Vec<LockJob> = jobs.drain(..most.min(jobs.len())).collect();
         if self.node.is_stopped() {
             taken.into_iter().for_each(|job| job.settle(Err(LockError::Stopped)));
             return None;
@@ -268,7 +273,7 @@ impl Plan for Service {
         };
         let came = match &mut table {
             Ok(table) => {
-                let rider = |job: &Job| job.rider.as_ref().map(|(execution, _)| execution.clone());
+                let rider = |job: &LockJob| job.rider.as_ref().map(|(execution, _)| execution.clone());
                 let asks = taken.iter().map(|job| (job.ask.clone(), rider(job))).collect();
                 self.planned(lock, known, table, asks).await
             }
@@ -277,7 +282,8 @@ impl Plan for Service {
         match (came, table) {
             (Ok(Some(came)), Ok(table)) => {
                 let jobs = taken.into_iter().zip(came.answers);
-                let mut jobs: Vec<Done> = jobs.map(|(job, (answer, changes))| Done { job, answer, changes }).collect();
+                let mut jobs: Vec<AnsweredJob> =
+                    jobs.map(|(job, (answer, changes))| AnsweredJob { job, answer, changes }).collect();
                 if came.part.writes().is_empty() {
                     known.table = Some(table);
                     jobs.into_iter().for_each(|done| self.answered(lock, done));
@@ -297,7 +303,7 @@ impl Plan for Service {
                     }
                 }
                 let (told, is_unfinished) = (came.told, came.is_unfinished);
-                Some((commit, Batch { jobs, table, own, rest, told_executions, told, is_unfinished }))
+                Some((commit, LockBatch { jobs, table, own, rest, told_executions, told, is_unfinished }))
             }
             (Err(error), _) | (_, Err(error)) => {
                 taken.into_iter().for_each(|job| job.fail(error.clone()));
@@ -314,22 +320,22 @@ impl Plan for Service {
 
     /// Requests that must wait anyway are held back while the lock is hot: the next release comes soon and then shares
     /// their commit. Without this, a hand-over of a contended lock takes two commits.
-    fn holds_back(self: &Arc<Service>, known: &Known, jobs: &VecDeque<Job>) -> Option<Duration> {
+    fn holds_back(self: &Arc<Service>, known: &KnownLock, jobs: &VecDeque<LockJob>) -> Option<Duration> {
         let (table, landed) = (known.table.as_ref()?, known.landed?);
         let is_hot = self.node.store.env().monotonic().saturating_sub(landed) < COMPANY;
-        let waits = |job: &Job| matches!(&job.ask, Ask::Acquire(want) if want.waits && table.is_busy(want.permits));
+        let waits = |job: &LockJob| matches!(&job.ask, Ask::Acquire(want) if want.waits && table.is_busy(want.permits));
         (is_hot && jobs.len() < Service::MOST && jobs.iter().all(waits)).then_some(COMPANY)
     }
 
-    fn size(batch: &Batch) -> usize {
+    fn size(batch: &LockBatch) -> usize {
         batch.jobs.len()
     }
 
-    fn landed(self: &Arc<Service>, lock: &LockName, known: &mut Known, batch: Batch, receipt: &Receipt) {
-        let Batch { jobs, mut table, told_executions, told, is_unfinished, .. } = batch;
+    fn landed(self: &Arc<Service>, lock: &LockName, known: &mut KnownLock, batch: LockBatch, receipt: &Receipt) {
+        let LockBatch { jobs, mut table, told_executions, told, is_unfinished, .. } = batch;
         table.landed();
         let landed = Some(self.node.store.env().monotonic());
-        *known = Known { table: Some(table), landed, ..Known::default() };
+        *known = KnownLock { table: Some(table), landed, ..KnownLock::default() };
         // A request that was made and granted in one commit must be registered first. The new holder is notified last:
         // the scheduler runs it first.
         for mut done in jobs {
@@ -348,10 +354,10 @@ impl Plan for Service {
     async fn refused(
         self: &Arc<Service>,
         _: &LockName,
-        known: &mut Known,
-        batch: Batch,
+        known: &mut KnownLock,
+        batch: LockBatch,
         refusal: Refusal,
-        jobs: &mut VecDeque<Job>,
+        jobs: &mut VecDeque<LockJob>,
     ) {
         known.from_store = true;
         batch.rest.refuse(&batch.own, &refusal);
@@ -382,18 +388,18 @@ impl Plan for Service {
         again.into_iter().rev().for_each(|job| jobs.push_front(job));
     }
 
-    fn split(self: &Arc<Service>, _: &mut Known, batch: Batch, jobs: &mut VecDeque<Job>) {
+    fn split(self: &Arc<Service>, _: &mut KnownLock, batch: LockBatch, jobs: &mut VecDeque<LockJob>) {
         batch.jobs.into_iter().rev().for_each(|done| jobs.push_front(done.job));
     }
 
     /// The commit is too large: grant fewer requests in one commit, because their records may be large.
-    fn shrink(self: &Arc<Service>, known: &mut Known) -> bool {
+    fn shrink(self: &Arc<Service>, known: &mut KnownLock) -> bool {
         let can_be = known.most_grants > 1;
         known.most_grants = (known.most_grants / 8).max(1);
         can_be
     }
 
-    fn failed(self: &Arc<Service>, _: &mut Known, batch: Batch, error: StoreError, _: &mut VecDeque<Job>) {
+    fn failed(self: &Arc<Service>, _: &mut KnownLock, batch: LockBatch, error: StoreError, _: &mut VecDeque<LockJob>) {
         self.node.doubt();
         batch.jobs.into_iter().for_each(|done| done.job.fail(error.clone().into()));
     }

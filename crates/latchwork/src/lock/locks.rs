@@ -9,7 +9,7 @@ use futures_util::future::{Either, select};
 use tokio::sync::watch;
 
 use crate::lock::error::{LockError, LockKind, Result};
-use crate::lock::lane::{Answer, Ask, Ear, Gone, Heard, Want};
+use crate::lock::lane::{Ask, Ear, Gone, Heard, LockAnswer, Want};
 use crate::lock::service::Service;
 use crate::lock::session::Session;
 use crate::lock::{FencingToken, LockName};
@@ -34,7 +34,7 @@ use crate::store::Store;
 #[derive(Clone)]
 pub struct Locks {
     pub(crate) service: Arc<Service>,
-    _stop: Option<Arc<StopOnDrop>>,
+    _stop: Option<Arc<StopServiceOnDrop>>,
 }
 
 shown!(Locks, _it => );
@@ -128,7 +128,7 @@ impl Locks {
         let service = Service::on(&node).await?;
         service.sessions.end_previous().await?;
         service.begin_chores();
-        Ok(Locks { _stop: Some(Arc::new(StopOnDrop(service.clone()))), service })
+        Ok(Locks { _stop: Some(Arc::new(StopServiceOnDrop(service.clone()))), service })
     }
 
     pub(crate) fn of(service: &Arc<Service>) -> Locks {
@@ -143,9 +143,9 @@ impl Locks {
 }
 
 /// Stops a lock service that has no engine, with the last handle.
-struct StopOnDrop(Arc<Service>);
+struct StopServiceOnDrop(Arc<Service>);
 
-impl Drop for StopOnDrop {
+impl Drop for StopServiceOnDrop {
     fn drop(&mut self) {
         self.0.node.stop();
         self.0.stop();
@@ -256,7 +256,7 @@ impl Lock {
                 None => self.service.own_session(LEASE).await?,
             };
             let ear: Ear = Arc::new(watch::Sender::new(Heard::Waits));
-            let mut asked = Asked { lock: self, session, id: id.clone(), ear: ear.clone(), is_over: false };
+            let mut asked = SentRequest { lock: self, session, id: id.clone(), ear: ear.clone(), is_over: false };
             let want = Want {
                 owner: asked.session.owner(),
                 kind: self.kind,
@@ -269,11 +269,11 @@ impl Lock {
             };
             let answer = self.service.ask(&self.name, Ask::Acquire(want), None).await;
             match answer {
-                Ok(Answer::Granted(ticket)) => return Ok(Some(asked.granted(ticket, ear))),
-                Ok(Answer::Queued(ticket)) => match asked.wait(ticket, ear, until).await {
-                    Ok(Waited::Granted(guard)) => return Ok(Some(guard)),
-                    Ok(Waited::TooLong) => return Ok(None),
-                    Ok(Waited::LetGo) => {}
+                Ok(LockAnswer::Granted(ticket)) => return Ok(Some(asked.granted(ticket, ear))),
+                Ok(LockAnswer::Queued(ticket)) => match asked.wait(ticket, ear, until).await {
+                    Ok(LockWaitEnd::Granted(guard)) => return Ok(Some(guard)),
+                    Ok(LockWaitEnd::TooLong) => return Ok(None),
+                    Ok(LockWaitEnd::LetGo) => {}
                     // The request goes to the end of the queue, with a new session.
                     Err(LockError::SessionLost { .. }) if self.session.is_none() => is_known = self.request.is_some(),
                     Err(error) => return Err(error),
@@ -306,7 +306,7 @@ impl Lock {
 }
 
 /// A request that was made. If its caller gives up, it is abandoned.
-struct Asked<'a> {
+struct SentRequest<'a> {
     lock: &'a Lock,
     session: Session,
     id: Vec<u8>,
@@ -315,7 +315,7 @@ struct Asked<'a> {
     is_over: bool,
 }
 
-impl Drop for Asked<'_> {
+impl Drop for SentRequest<'_> {
     fn drop(&mut self) {
         if !self.is_over {
             self.ear.send_replace(Heard::Gone(Gone::LetGo));
@@ -326,14 +326,14 @@ impl Drop for Asked<'_> {
 }
 
 /// The result of a wait.
-enum Waited {
+enum LockWaitEnd {
     Granted(LockGuard),
     TooLong,
     /// Another caller of the same request has released it.
     LetGo,
 }
 
-impl Asked<'_> {
+impl SentRequest<'_> {
     fn granted(mut self, ticket: u64, ear: Ear) -> LockGuard {
         self.is_over = true;
         let Lock { service, name, .. } = self.lock;
@@ -342,7 +342,7 @@ impl Asked<'_> {
         LockGuard { service, lock, session: self.session.clone(), token, ear, is_released: false }
     }
 
-    async fn wait(mut self, ticket: u64, ear: Ear, until: Option<Duration>) -> Result<Waited> {
+    async fn wait(mut self, ticket: u64, ear: Ear, until: Option<Duration>) -> Result<LockWaitEnd> {
         let service = &self.lock.service;
         let env = service.node.store.env();
         let mut heard = ear.subscribe();
@@ -361,25 +361,25 @@ impl Asked<'_> {
             // Another caller of the same request still waits.
             if service.is_left_to_others(&self.lock.name, ticket, &ear) {
                 self.is_over = true;
-                return Ok(Waited::TooLong);
+                return Ok(LockWaitEnd::TooLong);
             }
             match service.ask(&self.lock.name, Ask::Withdraw { ticket }, None).await? {
-                Answer::Granted(_) => return Ok(Waited::Granted(self.granted(ticket, ear))),
-                Answer::Withdrawn => {
+                LockAnswer::Granted(_) => return Ok(LockWaitEnd::Granted(self.granted(ticket, ear))),
+                LockAnswer::Withdrawn => {
                     self.is_over = true;
-                    return Ok(Waited::TooLong);
+                    return Ok(LockWaitEnd::TooLong);
                 }
                 _ => {}
             }
         }
         let heard = ear.borrow().clone();
         if let Heard::Granted = heard {
-            return Ok(Waited::Granted(self.granted(ticket, ear)));
+            return Ok(LockWaitEnd::Granted(self.granted(ticket, ear)));
         }
         self.is_over = true;
         match heard {
             Heard::Gone(Gone::Refused(why)) => Err(why.into()),
-            Heard::Gone(Gone::LetGo) => Ok(Waited::LetGo),
+            Heard::Gone(Gone::LetGo) => Ok(LockWaitEnd::LetGo),
             _ if service.node.is_stopped() => Err(LockError::Stopped),
             _ => Err(LockError::SessionLost { session: self.session.id().to_string() }),
         }
@@ -488,7 +488,7 @@ impl LockGuard {
         let ask = Ask::Release { ticket: self.token.number, id: None };
         let answer = self.service.ask(&self.lock, ask, None).await?;
         self.is_released = true;
-        Ok(matches!(answer, Answer::Released(true)))
+        Ok(matches!(answer, LockAnswer::Released(true)))
     }
 }
 

@@ -255,7 +255,7 @@ impl Right for FencingToken {
 
 /// The spaces of the lock layer.
 #[derive(Clone)]
-pub(crate) struct Spaces {
+pub(crate) struct LockSpaces {
     /// lock → head. Tickets are made from revs of heads, so these revs must never start again.
     pub(crate) heads: Space,
     /// lock, ticket → request
@@ -277,10 +277,10 @@ pub(crate) const OWNED: &str = "lock.owned";
 pub(crate) const FORCED: &str = "lock.forced";
 pub(crate) const UNFINISHED: &str = "lock.unfinished";
 
-impl Spaces {
-    pub(crate) async fn declare(store: &Store) -> Result<Spaces, StoreError> {
+impl LockSpaces {
+    pub(crate) async fn declare(store: &Store) -> Result<LockSpaces, StoreError> {
         let used_once = |name: &'static str| store.space(SpaceSpec::new(name).keys_used_once());
-        Ok(Spaces {
+        Ok(LockSpaces {
             heads: store.space(SpaceSpec::new(HEADS)).await?,
             requests: used_once(REQUESTS).await?,
             owned: used_once(OWNED).await?,
@@ -291,13 +291,13 @@ impl Spaces {
     }
 
     /// Returns the spaces if all of them were declared before.
-    pub(crate) async fn find(store: &Store) -> Result<Option<Spaces>, StoreError> {
+    pub(crate) async fn find(store: &Store) -> Result<Option<LockSpaces>, StoreError> {
         let known = store.spaces().await?;
         let space = |name: &str| known.iter().find(|space| space.name() == name).cloned();
         let spaces = || {
             let (heads, requests, owned) = (space(HEADS)?, space(REQUESTS)?, space(OWNED)?);
             let (sessions, forced, unfinished) = (space(SESSIONS)?, space(FORCED)?, space(UNFINISHED)?);
-            Some(Spaces { heads, requests, owned, sessions, forced, unfinished })
+            Some(LockSpaces { heads, requests, owned, sessions, forced, unfinished })
         };
         Ok(spaces())
     }
@@ -326,7 +326,7 @@ impl Spaces {
     }
 
     pub(crate) fn owned(&self, owner: &Owner, lock: &LockName, id: &[u8]) -> Key {
-        Spaces::owned_key(&self.owned, owner, lock, id)
+        LockSpaces::owned_key(&self.owned, owner, lock, id)
     }
 
     pub(crate) fn owned_key(space: &Space, owner: &Owner, lock: &LockName, id: &[u8]) -> Key {
@@ -338,7 +338,7 @@ impl Spaces {
         self.owned.prefix(owner_key(owner))
     }
 
-    /// Reads the lock and the request's id from a key of [`Spaces::owned`].
+    /// Reads the lock and the request's id from a key of [`LockSpaces::owned`].
     pub(crate) fn read_owned(owner: &Owner, key: &Key) -> Option<(LockName, Vec<u8>)> {
         let (lock, id) = LockName::read(key.bytes().get(owner_key(owner).len()..)?)?;
         Some((lock, id.to_vec()))

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::lock::error::{LockError, LockKind, Result};
 use crate::lock::lane::Ask;
-use crate::lock::name::{Spaces, read_ticket};
-use crate::lock::stored::{Forced, Head, Request, Ticket};
+use crate::lock::name::{LockSpaces, read_ticket};
+use crate::lock::stored::{Forced, Head, LockRequest, Ticket};
 use crate::lock::{LockName, LockScope, Locks, Owner};
 use crate::node::session::Lease;
 use crate::record::Record;
@@ -134,7 +134,7 @@ const MOST_FORCED: usize = 100;
 pub struct StoredLocks {
     store: Store,
     /// `None` if the store was never used for locks.
-    spaces: Option<Spaces>,
+    spaces: Option<LockSpaces>,
 }
 
 shown!(StoredLocks, _it => );
@@ -142,7 +142,7 @@ shown!(StoredLocks, _it => );
 impl StoredLocks {
     /// The locks in a store.
     pub async fn on(store: &Store) -> Result<StoredLocks> {
-        Ok(StoredLocks { store: store.clone(), spaces: Spaces::find(store).await? })
+        Ok(StoredLocks { store: store.clone(), spaces: LockSpaces::find(store).await? })
     }
 
     /// Returns at most `limit` locks that were ever used, of this scope and after this name if they are given.
@@ -191,7 +191,7 @@ impl StoredLocks {
         let limit = usize::try_from(head.used).unwrap_or(usize::MAX).saturating_add(MOST_WAITERS);
         for (key, item) in view.scan(&spaces.requests_from(&name, 0), Order::Ascending, limit).await? {
             let (_, token) = read_ticket(&key).ok_or_else(|| LockError::Corrupt { place: format!("{key}") })?;
-            let request = Request::decode(&item.value).map_err(|why| why.at(format!("{key}")))?;
+            let request = LockRequest::decode(&item.value).map_err(|why| why.at(format!("{key}")))?;
             let position = request.granted_us.is_none().then_some(waiters.len() as u64);
             let requested = requested(&view, spaces, token, request, position).await?;
             if requested.granted.is_some() { holders.push(requested) } else { waiters.push(requested) }
@@ -216,7 +216,7 @@ impl StoredLocks {
         let read = |(key, item): (Key, Item)| {
             let Ticket(ticket) = Ticket::decode(&item.value).map_err(|why| why.at(format!("{key}")))?;
             let corrupt = || LockError::Corrupt { place: format!("{key}") };
-            Spaces::read_owned(owner, &key).map(|(lock, _)| (lock, ticket)).ok_or_else(corrupt)
+            LockSpaces::read_owned(owner, &key).map(|(lock, _)| (lock, ticket)).ok_or_else(corrupt)
         };
         let mut found = found.into_iter().map(read).collect::<Result<Vec<_>>>()?;
         // A request that was entered again has several ids.
@@ -227,12 +227,12 @@ impl StoredLocks {
 
 async fn requested(
     view: &View,
-    spaces: &Spaces,
+    spaces: &LockSpaces,
     token: u64,
-    request: Request,
+    request: LockRequest,
     position: Option<u64>,
 ) -> Result<Requested> {
-    let Request { owner, permits, since_us, granted_us, .. } = request;
+    let LockRequest { owner, permits, since_us, granted_us, .. } = request;
     let (since, granted) = (Timestamp(since_us), granted_us.map(Timestamp));
     let lease = match &owner {
         Owner::Session(id) => view.get(&spaces.session(*id)).await?,

@@ -14,7 +14,7 @@ use crate::store::Write;
 
 /// The executions that own requests. With `from_store`, executions are read from the store, because what is in memory
 /// was out of date.
-pub(crate) trait Executions: Send + Sync {
+pub(crate) trait OwningExecutions: Send + Sync {
     /// True if an execution can still be granted a lock.
     fn is_alive<'a>(self: Arc<Self>, id: &'a ExecutionId, from_store: bool) -> Telling<'a, bool>;
 
@@ -52,7 +52,7 @@ pub(crate) enum Notice {
 
 impl Service {
     /// The executions, if there is an engine.
-    pub(crate) fn executions(&self) -> Option<Arc<dyn Executions>> {
+    pub(crate) fn executions(&self) -> Option<Arc<dyn OwningExecutions>> {
         self.executions.get().and_then(|executions| executions.upgrade())
     }
 

@@ -47,7 +47,7 @@ pub struct Waiter {
 
 /// The result of an attempt to acquire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Attempt {
+pub struct AcquireOutcome {
     /// True if a permit is held.
     pub acquired: bool,
     /// The number of waiters before it, `Some(0)` for the next in the queue; `None` if it was acquired.
@@ -77,12 +77,12 @@ impl LockRecord {
         holder: &str,
         now: Timestamp,
         lease: std::time::Duration,
-    ) -> Result<Attempt, TokensSpent> {
+    ) -> Result<AcquireOutcome, TokensSpent> {
         self.drop_expired(now);
         let until = now.plus(lease);
         if let Some(held) = self.holders.iter_mut().find(|held| held.holder_id == holder) {
             held.lease_expires_at = held.lease_expires_at.max(until);
-            return Ok(Attempt::granted(held.token));
+            return Ok(AcquireOutcome::granted(held.token));
         }
         let place = self.waiters.iter().position(|waiter| waiter.holder_id == holder);
         let position = place.unwrap_or(self.waiters.len());
@@ -91,13 +91,13 @@ impl LockRecord {
             let token = self.next_token()?;
             self.waiters.retain(|waiter| waiter.holder_id != holder);
             self.holders.push(Holder { holder_id: holder.into(), lease_expires_at: until, token, since: now });
-            return Ok(Attempt::granted(token));
+            return Ok(AcquireOutcome::granted(token));
         }
         match place.and_then(|place| self.waiters.get_mut(place)) {
             Some(waiter) => waiter.lease_expires_at = waiter.lease_expires_at.max(until),
             None => self.waiters.push(Waiter { holder_id: holder.into(), lease_expires_at: until, since: now }),
         }
-        Ok(Attempt::waits(position))
+        Ok(AcquireOutcome::waits(position))
     }
 
     /// Removes `holder`, whether it holds a permit or waits for one, and every expired entry with it. Returns true if
@@ -126,11 +126,11 @@ impl LockRecord {
     }
 
     /// The result of the attempt of `holder` that left this record; `None` if the record has no such holder or waiter.
-    pub(crate) fn standing(&self, holder: &str) -> Option<Attempt> {
+    pub(crate) fn standing(&self, holder: &str) -> Option<AcquireOutcome> {
         if let Some(held) = self.holders.iter().find(|held| held.holder_id == holder) {
-            return Some(Attempt::granted(held.token));
+            return Some(AcquireOutcome::granted(held.token));
         }
-        self.waiters.iter().position(|waiter| waiter.holder_id == holder).map(Attempt::waits)
+        self.waiters.iter().position(|waiter| waiter.holder_id == holder).map(AcquireOutcome::waits)
     }
 
     fn drop_expired(&mut self, now: Timestamp) {
@@ -144,12 +144,12 @@ impl LockRecord {
     }
 }
 
-impl Attempt {
-    fn granted(token: u64) -> Attempt {
-        Attempt { acquired: true, position: None, token: Some(token) }
+impl AcquireOutcome {
+    fn granted(token: u64) -> AcquireOutcome {
+        AcquireOutcome { acquired: true, position: None, token: Some(token) }
     }
 
-    fn waits(position: usize) -> Attempt {
-        Attempt { acquired: false, position: Some(position), token: None }
+    fn waits(position: usize) -> AcquireOutcome {
+        AcquireOutcome { acquired: false, position: Some(position), token: None }
     }
 }

@@ -10,11 +10,11 @@ use parking_lot::Mutex;
 use crate::lane::Lanes;
 use crate::lock::error::LockError;
 use crate::lock::lane::{Ask, Ear, Gone, Heard, Want};
-use crate::lock::name::Spaces;
-use crate::lock::owners::Executions;
+use crate::lock::name::LockSpaces;
+use crate::lock::owners::OwningExecutions;
 use crate::lock::session::Session;
-use crate::lock::stored::Request;
-use crate::lock::table::Told;
+use crate::lock::stored::LockRequest;
+use crate::lock::table::CallerNotice;
 use crate::lock::{LockName, Owner};
 use crate::node::Node;
 use crate::node::session::Sessions;
@@ -26,11 +26,11 @@ type Ears = BTreeMap<(LockName, u64), (Uuid, Vec<Ear>)>;
 
 pub(crate) struct Service {
     pub(crate) node: Arc<Node>,
-    pub(crate) spaces: Spaces,
+    pub(crate) spaces: LockSpaces,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) lanes: Lanes<Service>,
     /// The executions that own requests, if there is an engine.
-    pub(super) executions: OnceLock<Weak<dyn Executions>>,
+    pub(super) executions: OnceLock<Weak<dyn OwningExecutions>>,
     /// The requests of sessions in this process, held and waiting, with all callers of each request.
     ears: Mutex<Ears>,
     /// Whether everything that is held here is lost: a request whose commit is answered after that is lost, too.
@@ -43,7 +43,7 @@ pub(crate) struct Service {
 
 impl Service {
     pub(crate) async fn on(node: &Arc<Node>) -> Result<Arc<Service>, StoreError> {
-        let spaces = Spaces::declare(&node.store).await?;
+        let spaces = LockSpaces::declare(&node.store).await?;
         Ok(Arc::new_cyclic(|service: &Weak<Service>| Service {
             sessions: Sessions::new(node, &spaces.sessions, service.clone()),
             spaces,
@@ -58,7 +58,7 @@ impl Service {
     }
 
     /// Sets the executions that own requests.
-    pub(crate) fn serve(&self, executions: Weak<dyn Executions>) {
+    pub(crate) fn serve(&self, executions: Weak<dyn OwningExecutions>) {
         let _ = self.executions.set(executions);
     }
 
@@ -123,19 +123,19 @@ impl Service {
     }
 
     /// Notifies callers in this process about their requests.
-    pub(crate) fn tell_requests(&self, lock: &LockName, told: Vec<Told>) {
+    pub(crate) fn tell_requests(&self, lock: &LockName, told: Vec<CallerNotice>) {
         if told.is_empty() {
             return;
         }
         let mut ears = self.ears.lock();
         for told in told {
             match told {
-                Told::Granted(ticket) => {
+                CallerNotice::Granted(ticket) => {
                     if let Some((_, ears)) = ears.get(&(lock.clone(), ticket)) {
                         tell(ears, &Heard::Granted);
                     }
                 }
-                Told::Gone(ticket, gone) => {
+                CallerNotice::Gone(ticket, gone) => {
                     if let Some((_, ears)) = ears.remove(&(lock.clone(), ticket)) {
                         tell(&ears, &Heard::Gone(gone));
                     }
@@ -159,10 +159,10 @@ impl Service {
                 }
                 item => item?,
             };
-            let told = match item.map(|item| Request::decode(&item.value)) {
-                Some(Ok(request)) if request.granted_us.is_some() => Told::Granted(ticket),
+            let told = match item.map(|item| LockRequest::decode(&item.value)) {
+                Some(Ok(request)) if request.granted_us.is_some() => CallerNotice::Granted(ticket),
                 Some(_) => continue,
-                None => Told::Gone(ticket, Gone::SessionLost),
+                None => CallerNotice::Gone(ticket, Gone::SessionLost),
             };
             self.tell_requests(&lock, vec![told]);
         }

@@ -6,11 +6,11 @@ use std::time::Duration;
 use crate::damage::{Scanned, scan_around};
 use crate::lock::error::{LockError, Result};
 use crate::lock::lane::Ask;
-use crate::lock::name::Spaces;
+use crate::lock::name::LockSpaces;
 use crate::lock::service::Service;
 use crate::lock::{Locks, Owner};
 use crate::node::NodeError;
-use crate::node::session::{self, Freeing, Holdings, LEASE, Terms};
+use crate::node::session::{self, Freeing, Holdings, LEASE, SessionOptions};
 use crate::store::{ErrorKind, Uuid};
 
 /// The shortest and the longest lease.
@@ -36,19 +36,19 @@ const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
-pub struct Session(Arc<session::Session>);
+pub struct Session(Arc<session::LocalSession>);
 
 /// The settings of a session that has not begun yet.
 #[must_use = "a session begins when this is awaited"]
 pub struct SessionBuilder {
     service: Arc<Service>,
-    terms: Terms,
+    terms: SessionOptions,
 }
 
 impl Locks {
     /// Makes a session: its locks are released together, and lost together.
     pub fn session(&self) -> SessionBuilder {
-        SessionBuilder { service: self.service.clone(), terms: Terms::new(LEASE) }
+        SessionBuilder { service: self.service.clone(), terms: SessionOptions::new(LEASE) }
     }
 }
 
@@ -219,7 +219,7 @@ impl Service {
         drop(view);
         damaged.iter().for_each(|key| tracing::error!(%key, "the note of an unfinished release is damaged"));
         for (key, _) in found {
-            match Spaces::read_unfinished(&key) {
+            match LockSpaces::read_unfinished(&key) {
                 Some(lock) => self.unless_damaged(self.ask(&lock, Ask::Grant, None).await)?,
                 None => self.free_left(key),
             }

@@ -24,7 +24,7 @@ pub(crate) struct Head {
 
 /// A request of an owner that holds the lock or waits for it. It exists exactly that long.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Request {
+pub(crate) struct LockRequest {
     pub(crate) owner: Owner,
     pub(crate) permits: u32,
     /// The owner's id of the request.
@@ -37,7 +37,7 @@ pub(crate) struct Request {
     pub(crate) granted_us: Option<u64>,
 }
 
-impl Request {
+impl LockRequest {
     /// All ids that its owner has for it.
     pub(crate) fn names(&self) -> impl Iterator<Item = &[u8]> {
         std::iter::once(&*self.id).chain(self.again.iter().map(Vec::as_slice))
@@ -47,18 +47,18 @@ impl Request {
 /// A request that an operator has released.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Forced {
-    pub(crate) request: Request,
+    pub(crate) request: LockRequest,
     pub(crate) at_us: u64,
     pub(crate) reason: String,
 }
 
 /// The requests of ended executions that had more locks than one commit could release.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Left {
+pub(crate) struct UnreleasedRequests {
     pub(crate) requests: Vec<(LockName, u64)>,
 }
 
-stored!(Head, Request, Forced, Left);
+stored!(Head, LockRequest, Forced, UnreleasedRequests);
 
 /// The ticket of a request, under its owner's id.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use crate::lane::{Part, Tag, as_found};
 use crate::lock::error::{LockError, LockRefused, Result};
-use crate::lock::lane::{Answer, Ask, Ear, Gone, Want};
+use crate::lock::lane::{Ask, Ear, Gone, LockAnswer, Want};
 use crate::lock::name::read_ticket;
 use crate::lock::owners::{Notice, Notices};
 use crate::lock::service::Service;
-use crate::lock::stored::{Forced, Head, Request, Ticket};
+use crate::lock::stored::{Forced, Head, LockRequest, Ticket};
 use crate::lock::{LockKind, LockName, Owner};
 use crate::node::ExecutionId;
 use crate::record::{Record, Unreadable};
@@ -34,7 +34,7 @@ pub(crate) struct Table {
     /// The rev that the head has after the next write.
     next: u64,
     /// The first waiters; all of them if `whole`.
-    page: VecDeque<(u64, Request)>,
+    page: VecDeque<(u64, LockRequest)>,
     whole: bool,
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct Planned<'a> {
     /// Opened when something is read.
     view: Option<View>,
     /// Requests as these operations leave them.
-    touched: BTreeMap<u64, Option<Request>>,
+    touched: BTreeMap<u64, Option<LockRequest>>,
     /// The owners' ids of requests, as these operations leave them.
     names: BTreeMap<Key, Option<u64>>,
     issued: u64,
@@ -63,7 +63,7 @@ pub(crate) struct Planned<'a> {
     from_store: bool,
     checks: Vec<Check>,
     writes: Vec<Write>,
-    told: Vec<Told>,
+    told: Vec<CallerNotice>,
     notices: Vec<(ExecutionId, Notice)>,
     /// The callers of requests that these operations make or repeat.
     joined: Vec<(u64, Ear)>,
@@ -73,7 +73,7 @@ pub(crate) struct Planned<'a> {
 pub(crate) struct Closed {
     pub(crate) part: Part,
     pub(crate) notices: Notices,
-    pub(crate) told: Vec<Told>,
+    pub(crate) told: Vec<CallerNotice>,
     /// True if there is more to grant than one commit can hold.
     pub(crate) is_unfinished: bool,
 }
@@ -85,7 +85,7 @@ pub(crate) const SESSION: Tag = Tag("session");
 
 /// A notification for a caller in this process, when the commit has landed.
 #[derive(Debug, Clone)]
-pub(crate) enum Told {
+pub(crate) enum CallerNotice {
     /// A session's request was granted.
     Granted(u64),
     /// A session's request no longer exists.
@@ -145,11 +145,11 @@ impl<'a> Planned<'a> {
     }
 
     /// Does an operation. The answer is valid once the plan has landed.
-    pub(crate) async fn ask(&mut self, ask: &Ask) -> Result<Answer> {
+    pub(crate) async fn ask(&mut self, ask: &Ask) -> Result<LockAnswer> {
         let answer = match ask {
             Ask::Acquire(want) => {
                 let answer = self.acquire(want).await?;
-                if let (Answer::Granted(ticket) | Answer::Queued(ticket), Some(ear)) = (&answer, &want.ear) {
+                if let (LockAnswer::Granted(ticket) | LockAnswer::Queued(ticket), Some(ear)) = (&answer, &want.ear) {
                     self.joined.push((*ticket, ear.clone()));
                 }
                 return Ok(answer);
@@ -157,31 +157,31 @@ impl<'a> Planned<'a> {
             Ask::Release { ticket, id: None } => self.release(*ticket, false).await?,
             Ask::Release { ticket, id: Some(id) } => self.leave(*ticket, id, false).await?,
             Ask::Abandon { owner, id, ear } => match self.owned(owner, id).await? {
-                Some((ticket, _)) if self.is_left_to_others(ticket, ear) => return Ok(Answer::Gone),
+                Some((ticket, _)) if self.is_left_to_others(ticket, ear) => return Ok(LockAnswer::Gone),
                 Some((ticket, _)) => self.leave(ticket, id, true).await?,
-                None => return Ok(Answer::Gone),
+                None => return Ok(LockAnswer::Gone),
             },
             Ask::Withdraw { ticket } => match self.request(*ticket).await? {
-                Some(request) if request.granted_us.is_some() => return Ok(Answer::Granted(*ticket)),
+                Some(request) if request.granted_us.is_some() => return Ok(LockAnswer::Granted(*ticket)),
                 Some(request) => {
                     self.drop_request(*ticket, &request);
-                    Answer::Withdrawn
+                    LockAnswer::Withdrawn
                 }
-                None => return Ok(Answer::Gone),
+                None => return Ok(LockAnswer::Gone),
             },
             Ask::Force { ticket, reason } => self.force(*ticket, reason).await?,
             Ask::Refuse { ticket, why } => match self.request(*ticket).await? {
                 Some(request) if request.granted_us.is_none() => {
                     self.tell_gone(*ticket, &request, Gone::Refused(why.clone()));
                     self.drop_request(*ticket, &request);
-                    Answer::Withdrawn
+                    LockAnswer::Withdrawn
                 }
-                _ => return Ok(Answer::Gone),
+                _ => return Ok(LockAnswer::Gone),
             },
             Ask::Remove => self.remove()?,
             Ask::Grant => {
                 self.is_resumed = true;
-                Answer::Gone
+                LockAnswer::Gone
             }
         };
         self.grant().await?;
@@ -195,7 +195,7 @@ impl<'a> Planned<'a> {
         self.service.is_left_to_others(self.lock, ticket, ear) || self.joined.iter().any(joins)
     }
 
-    async fn acquire(&mut self, want: &Want) -> Result<Answer> {
+    async fn acquire(&mut self, want: &Want) -> Result<LockAnswer> {
         let lock = self.lock.to_string();
         // The first granted or waiting request sets the kind.
         let kind = self.table.head.kind.unwrap_or(want.kind);
@@ -216,7 +216,7 @@ impl<'a> Planned<'a> {
                 return Err(LockRefused::Reused { lock, before: request.permits, asked: permits }.into());
             }
             let is_granted = request.granted_us.is_some();
-            return Ok(if is_granted { Answer::Granted(ticket) } else { Answer::Queued(ticket) });
+            return Ok(if is_granted { LockAnswer::Granted(ticket) } else { LockAnswer::Queued(ticket) });
         }
         let head = &self.table.head;
         // One request has all permits, and it was the last to be granted.
@@ -229,21 +229,21 @@ impl<'a> Planned<'a> {
             if let Some(held) = held.filter(|held| held.permits == capacity && held.owner == want.owner) {
                 if want.is_reentrant {
                     self.enter_again(token, held, &want.id);
-                    return Ok(Answer::Granted(token));
+                    return Ok(LockAnswer::Granted(token));
                 }
                 return Err(LockRefused::AlreadyHeld { lock, token }.into());
             }
         }
         let is_busy = self.table.is_busy(permits);
         if is_busy && !want.waits {
-            return Ok(Answer::Busy);
+            return Ok(LockAnswer::Busy);
         }
         let ticket = self.table.next * TICKETS + self.issued;
         self.issued += 1;
         let now = self.service.node.store.env().now().0;
         let granted_us = (!is_busy).then_some(now);
         let Want { owner, id, .. } = want.clone();
-        let request = Request { owner, permits, id, again: Vec::new(), since_us: now, granted_us };
+        let request = LockRequest { owner, permits, id, again: Vec::new(), since_us: now, granted_us };
         self.name(&request.owner, &request.id, Some(ticket));
         if let Owner::Session(session) = &request.owner {
             self.checks.push(Check::Present(self.service.spaces.session(*session)));
@@ -261,10 +261,10 @@ impl<'a> Planned<'a> {
             } else {
                 self.table.whole = false;
             }
-            return Ok(Answer::Queued(ticket));
+            return Ok(LockAnswer::Queued(ticket));
         }
         (head.used, head.granted) = (head.used + permits, ticket);
-        Ok(Answer::Granted(ticket))
+        Ok(LockAnswer::Granted(ticket))
     }
 
     /// Records which request an owner's id stands for.
@@ -273,7 +273,7 @@ impl<'a> Planned<'a> {
     }
 
     /// Records the id under which the owner of a lock has entered it again.
-    fn enter_again(&mut self, ticket: u64, mut held: Request, id: &[u8]) {
+    fn enter_again(&mut self, ticket: u64, mut held: LockRequest, id: &[u8]) {
         self.name(&held.owner, id, Some(ticket));
         held.again.push(id.to_vec());
         self.touched.insert(ticket, Some(held));
@@ -281,8 +281,8 @@ impl<'a> Planned<'a> {
     }
 
     /// The request that was made or entered again under this id.
-    async fn owned(&mut self, owner: &Owner, id: &[u8]) -> Result<Option<(u64, Request)>> {
-        let is_it = |request: &Request| request.owner == *owner && request.names().any(|name| name == id);
+    async fn owned(&mut self, owner: &Owner, id: &[u8]) -> Result<Option<(u64, LockRequest)>> {
+        let is_it = |request: &LockRequest| request.owner == *owner && request.names().any(|name| name == id);
         let made = self.touched.iter().filter_map(|(ticket, request)| Some((*ticket, request.as_ref()?)));
         if let Some((ticket, request)) = made.into_iter().find(|(_, request)| is_it(request)) {
             return Ok(Some((ticket, request.clone())));
@@ -310,19 +310,19 @@ impl<'a> Planned<'a> {
     }
 
     /// Releases a lock or removes a waiting request. With `forget`, its message to the execution is removed, too.
-    async fn release(&mut self, ticket: u64, forget: bool) -> Result<Answer> {
-        let Some(request) = self.request(ticket).await? else { return Ok(Answer::Released(false)) };
+    async fn release(&mut self, ticket: u64, forget: bool) -> Result<LockAnswer> {
+        let Some(request) = self.request(ticket).await? else { return Ok(LockAnswer::Released(false)) };
         self.drop_request(ticket, &request);
         if let (true, Owner::Execution(id)) = (forget, &request.owner) {
             self.forget(id, ticket);
         }
-        Ok(Answer::Released(true))
+        Ok(LockAnswer::Released(true))
     }
 
     /// The same for one id: the lock is held until the other ids of its owner are released.
-    async fn leave(&mut self, ticket: u64, id: &[u8], forget: bool) -> Result<Answer> {
+    async fn leave(&mut self, ticket: u64, id: &[u8], forget: bool) -> Result<LockAnswer> {
         let request = self.request(ticket).await?.filter(|request| request.names().any(|name| name == id));
-        let Some(mut request) = request else { return Ok(Answer::Released(false)) };
+        let Some(mut request) = request else { return Ok(LockAnswer::Released(false)) };
         if request.again.is_empty() {
             return self.release(ticket, forget).await;
         }
@@ -338,10 +338,10 @@ impl<'a> Planned<'a> {
         }
         self.touched.insert(ticket, Some(request));
         self.is_changed = true;
-        Ok(Answer::Released(true))
+        Ok(LockAnswer::Released(true))
     }
 
-    async fn force(&mut self, ticket: u64, reason: &str) -> Result<Answer> {
+    async fn force(&mut self, ticket: u64, reason: &str) -> Result<LockAnswer> {
         let Some(request) = self.request(ticket).await? else {
             return Err(LockError::NoSuchToken { lock: self.lock.to_string(), token: ticket });
         };
@@ -351,10 +351,10 @@ impl<'a> Planned<'a> {
         let why = LockRefused::Forced { lock: self.lock.to_string(), reason: reason.into() };
         self.tell_gone(ticket, &request, Gone::Refused(why));
         self.drop_request(ticket, &request);
-        Ok(Answer::Released(true))
+        Ok(LockAnswer::Released(true))
     }
 
-    fn remove(&mut self) -> Result<Answer> {
+    fn remove(&mut self) -> Result<LockAnswer> {
         let (lock, head) = (self.lock.to_string(), &mut self.table.head);
         if head.kind.is_none() {
             return Err(LockError::NotFound { lock });
@@ -364,14 +364,14 @@ impl<'a> Planned<'a> {
         }
         (head.kind, head.since_us) = (None, self.service.node.store.env().now().0);
         self.is_changed = true;
-        Ok(Answer::Released(true))
+        Ok(LockAnswer::Released(true))
     }
 
     /// Notifies the owner that its request no longer exists. An execution that held the lock notices with its next
     /// commit.
-    fn tell_gone(&mut self, ticket: u64, request: &Request, gone: Gone) {
+    fn tell_gone(&mut self, ticket: u64, request: &LockRequest, gone: Gone) {
         match (&request.owner, &gone) {
-            (Owner::Session(_), _) => self.told.push(Told::Gone(ticket, gone)),
+            (Owner::Session(_), _) => self.told.push(CallerNotice::Gone(ticket, gone)),
             (Owner::Execution(id), Gone::Refused(why)) if request.granted_us.is_none() => {
                 self.notices.push((id.clone(), Notice::Refused(ticket, why.clone())));
             }
@@ -381,7 +381,7 @@ impl<'a> Planned<'a> {
 
     /// Removes a request, held or waiting. Callers that were not notified of another reason are notified of the
     /// release.
-    fn drop_request(&mut self, ticket: u64, request: &Request) {
+    fn drop_request(&mut self, ticket: u64, request: &LockRequest) {
         let head = &mut self.table.head;
         if request.granted_us.is_some() {
             head.used -= request.permits.min(head.used);
@@ -391,7 +391,7 @@ impl<'a> Planned<'a> {
         }
         request.names().for_each(|name| self.name(&request.owner, name, None));
         if let Owner::Session(_) = request.owner {
-            self.told.push(Told::Gone(ticket, Gone::LetGo));
+            self.told.push(CallerNotice::Gone(ticket, Gone::LetGo));
         }
         self.touched.insert(ticket, None);
         self.is_changed = true;
@@ -427,10 +427,10 @@ impl<'a> Planned<'a> {
                 Owner::Execution(id) => self.notices.push((id.clone(), Notice::Granted(ticket))),
                 Owner::Session(session) => {
                     self.checks.push(Check::Present(self.service.spaces.session(*session)));
-                    self.told.push(Told::Granted(ticket));
+                    self.told.push(CallerNotice::Granted(ticket));
                 }
             }
-            self.touched.insert(ticket, Some(Request { granted_us, ..request }));
+            self.touched.insert(ticket, Some(LockRequest { granted_us, ..request }));
         }
         Ok(())
     }
@@ -463,7 +463,7 @@ impl<'a> Planned<'a> {
     }
 
     /// The first waiter.
-    async fn first(&mut self) -> Result<Option<(u64, Request)>> {
+    async fn first(&mut self) -> Result<Option<(u64, LockRequest)>> {
         if self.table.page.is_empty() && !self.table.whole {
             let range = self.service.spaces.requests_from(self.lock, self.table.head.granted + 1);
             // Some of the requests found may be removed by this very commit.
@@ -472,7 +472,7 @@ impl<'a> Planned<'a> {
             self.table.whole = found.len() < limit;
             let mut page = BTreeMap::new();
             for (key, item) in found {
-                match (read_ticket(&key), Request::decode(&item.value)) {
+                match (read_ticket(&key), LockRequest::decode(&item.value)) {
                     (Some((_, ticket)), Ok(request)) => drop(page.insert(ticket, request)),
                     // It is not passed over: `granted` would rise above its ticket, and it would count as granted.
                     (_, Err(why)) if why.is_version() => return Err(why.at(format!("request {key}")).into()),
@@ -493,14 +493,14 @@ impl<'a> Planned<'a> {
         Ok(self.table.page.front().cloned())
     }
 
-    async fn request(&mut self, ticket: u64) -> Result<Option<Request>> {
+    async fn request(&mut self, ticket: u64) -> Result<Option<LockRequest>> {
         if let Some(request) = self.touched.get(&ticket) {
             return Ok(request.clone());
         }
         let key = self.service.spaces.request(self.lock, ticket);
         let item = self.view().await?.get(&key).await?;
         let place = || format!("request {ticket} for lock {:?}", self.lock.to_string());
-        Ok(item.map(|item| Request::decode(&item.value).map_err(|why| why.at(place()))).transpose()?)
+        Ok(item.map(|item| LockRequest::decode(&item.value).map_err(|why| why.at(place()))).transpose()?)
     }
 
     async fn view(&mut self) -> Result<&View> {

@@ -25,12 +25,12 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(crate) struct Alarms {
     node: Arc<Node>,
     space: Space,
-    told: Mutex<Told>,
+    told: Mutex<KeeperState>,
     woken: Notify,
     longest: Duration,
 }
 
-struct Told {
+struct KeeperState {
     /// The earliest alarm of each shard that was set since the keeper last looked.
     earliest: Vec<Option<Timestamp>>,
     /// The alarm that the keeper sleeps for, and when its sleep ends by the clock that only goes forward. An alarm that
@@ -86,7 +86,7 @@ impl Alarms {
     /// Like [`Alarms::new`], but the keeper notices within `longest` that the time of day was set forward. While there
     /// is an alarm, it looks at the clock that often. It does not read the store for that.
     pub(crate) fn on_time(node: &Arc<Node>, space: &Space, longest: Duration) -> Arc<Alarms> {
-        let told = Mutex::new(Told { earliest: vec![None; usize::from(COUNT)], sleeps: None });
+        let told = Mutex::new(KeeperState { earliest: vec![None; usize::from(COUNT)], sleeps: None });
         let (node, space, woken) = (node.clone(), space.clone(), Notify::new());
         Arc::new(Alarms { node, space, told, woken, longest })
     }
@@ -115,7 +115,7 @@ impl Alarms {
     }
 
     /// Passes on to the keeper what was set since it last looked. The time of day may have gone back since.
-    fn hear(&self, shards: &mut [Position]) {
+    fn hear(&self, shards: &mut [KeeperProgress]) {
         for (shard, (position, earliest)) in (0..).zip(shards.iter_mut().zip(&mut self.told.lock().earliest)) {
             let Some(earliest) = earliest.take() else { continue };
             position.next = Some(position.next.map_or(earliest, |next| next.min(earliest)));
@@ -148,7 +148,7 @@ fn left(due: Timestamp, env: &Env) -> Duration {
 }
 
 /// How far the keeper has come in a shard.
-struct Position {
+struct KeeperProgress {
     /// All alarms up to this key were rung. An alarm stays in the store until a commit deletes it.
     rung: Vec<u8>,
     /// No alarm that was not rung is due before this time. `None` if there is none.
@@ -172,8 +172,8 @@ pub(crate) trait Keeper: Send + Sync + 'static {
 
 /// Rings alarms that are due at `from` or later, for as long as the engine lives.
 pub(crate) async fn keep<K: Keeper>(engine: Weak<K::Engine>, from: Timestamp) {
-    let begin = |shard| Position { rung: due_key(shard, from), next: Some(from) };
-    let mut shards: Vec<Position> = (0..COUNT).map(begin).collect();
+    let begin = |shard| KeeperProgress { rung: due_key(shard, from), next: Some(from) };
+    let mut shards: Vec<KeeperProgress> = (0..COUNT).map(begin).collect();
     loop {
         let Some(inner) = engine.upgrade() else { return };
         let alarms = K::alarms(&inner).clone();
@@ -205,7 +205,7 @@ pub(crate) async fn keep<K: Keeper>(engine: Weak<K::Engine>, from: Timestamp) {
 async fn look<K: Keeper>(
     engine: &Arc<K::Engine>,
     alarms: &Alarms,
-    shards: &mut [Position],
+    shards: &mut [KeeperProgress],
     among: impl Iterator<Item = u16>,
     now: Timestamp,
 ) -> Result<bool> {
@@ -247,7 +247,7 @@ async fn look_in(
     rung: &[u8],
     now: Timestamp,
     limit: usize,
-) -> Result<(Scanned, Position)> {
+) -> Result<(Scanned, KeeperProgress)> {
     let rest = space.prefix(shard_key(shard)).after(&space.key(rung));
     let end = space.key(due_key(shard, Timestamp(now.0.saturating_add(1))));
     let due = rest.before(&end);
@@ -258,5 +258,5 @@ async fn look_in(
     } else {
         scan_around(view, space, &rest.from(&end), 1).await?.keys().map(|key| place(key.bytes())).min()
     };
-    Ok((scanned, Position { rung, next }))
+    Ok((scanned, KeeperProgress { rung, next }))
 }

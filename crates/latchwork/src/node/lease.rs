@@ -25,7 +25,7 @@ struct Seen {
 
 /// The result of a look at a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum LeaseVerdict {
     /// The lease was renewed, has time left, or is not watched.
     Holds,
     /// The lease was not renewed for its full length. The record is still at this rev.
@@ -61,17 +61,17 @@ impl Watch {
     }
 
     /// Judges a record that was found at this rev.
-    pub(crate) fn judge(&mut self, id: Uuid, found: Option<Rev>, now: Duration) -> Verdict {
-        let Some(seen) = self.seen.get_mut(&id) else { return Verdict::Holds };
+    pub(crate) fn judge(&mut self, id: Uuid, found: Option<Rev>, now: Duration) -> LeaseVerdict {
+        let Some(seen) = self.seen.get_mut(&id) else { return LeaseVerdict::Holds };
         match found {
-            None => Verdict::Gone,
+            None => LeaseVerdict::Gone,
             Some(rev) if rev != seen.rev => {
                 (seen.rev, seen.since) = (rev, now);
-                Verdict::Holds
+                LeaseVerdict::Holds
             }
             // This process may have renewed the lease while the record was read.
-            Some(rev) if seen.since + seen.lease <= now => Verdict::Over(rev),
-            Some(_) => Verdict::Holds,
+            Some(rev) if seen.since + seen.lease <= now => LeaseVerdict::Over(rev),
+            Some(_) => LeaseVerdict::Holds,
         }
     }
 }
@@ -89,7 +89,7 @@ mod tests {
 
     /// Watches a record from second 0 at rev 1. Then looks at each of these seconds, and finds the given rev.
     #[track_caller]
-    fn check(looks: &[(u64, Option<u64>, Verdict)]) {
+    fn check(looks: &[(u64, Option<u64>, LeaseVerdict)]) {
         let mut watch = Watch::default();
         watch.see(ID, Rev(1), at(LEASE), at(0));
         for (second, rev, verdict) in looks {
@@ -99,28 +99,32 @@ mod tests {
 
     #[test]
     fn a_lease_expires_when_its_record_was_seen_unchanged_for_its_length() {
-        check(&[(LEASE - 1, Some(1), Verdict::Holds), (LEASE, Some(1), Verdict::Over(Rev(1)))]);
+        check(&[(LEASE - 1, Some(1), LeaseVerdict::Holds), (LEASE, Some(1), LeaseVerdict::Over(Rev(1)))]);
     }
 
     #[test]
     fn a_renewal_gives_a_full_lease_from_when_it_was_seen() {
         let late = LEASE + 10;
         check(&[
-            (late, Some(2), Verdict::Holds),
-            (late + LEASE - 1, Some(2), Verdict::Holds),
-            (late + LEASE, Some(2), Verdict::Over(Rev(2))),
+            (late, Some(2), LeaseVerdict::Holds),
+            (late + LEASE - 1, Some(2), LeaseVerdict::Holds),
+            (late + LEASE, Some(2), LeaseVerdict::Over(Rev(2))),
         ]);
     }
 
     #[test]
     fn a_record_that_is_gone_is_gone_at_any_time() {
-        check(&[(1, None, Verdict::Gone), (LEASE, None, Verdict::Gone)]);
+        check(&[(1, None, LeaseVerdict::Gone), (LEASE, None, LeaseVerdict::Gone)]);
     }
 
     #[test]
     fn the_record_whose_lease_ends_first_is_looked_at_first() {
         let (other, mut watch) = (Uuid::from_u128(1), Watch::default());
-        assert_eq!((watch.next(), watch.judge(ID, Some(Rev(1)), at(LEASE))), (None, Verdict::Holds), "not watched");
+        assert_eq!(
+            (watch.next(), watch.judge(ID, Some(Rev(1)), at(LEASE))),
+            (None, LeaseVerdict::Holds),
+            "not watched"
+        );
         watch.see(ID, Rev(1), at(LEASE), at(0));
         watch.see(other, Rev(1), at(1), at(10));
         assert_eq!(watch.next(), Some((at(11), other)));

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, watch};
 
-use super::lease::{Verdict, Watch};
+use super::lease::{LeaseVerdict, Watch};
 use super::{AGAIN, Node, NodeError, SHARD, woken_or_after};
 use crate::damage::scan_around;
 use crate::lane::{Part, Tag};
@@ -65,7 +65,7 @@ pub(crate) struct Sessions {
     space: Space,
     holdings: Weak<dyn Holdings>,
     /// The sessions of this process, by their leases. Claims share them, and so does code without a session of its own.
-    own: Mutex<BTreeMap<Duration, Arc<Session>>>,
+    own: Mutex<BTreeMap<Duration, Arc<LocalSession>>>,
     /// Held while a shared session is begun.
     beginning: tokio::sync::Mutex<()>,
     /// The sessions that were begun here and have not ended.
@@ -78,7 +78,7 @@ pub(crate) struct Sessions {
 }
 
 /// A session that was begun here. It ends when the last handle is dropped.
-pub(crate) struct Session {
+pub(crate) struct LocalSession {
     sessions: Arc<Sessions>,
     pub(crate) id: Uuid,
     lease: Duration,
@@ -88,7 +88,7 @@ pub(crate) struct Session {
 }
 
 /// The properties of a new session.
-pub(crate) struct Terms {
+pub(crate) struct SessionOptions {
     pub(crate) lease: Duration,
     pub(crate) label: String,
     /// A task renews the session.
@@ -97,13 +97,13 @@ pub(crate) struct Terms {
     is_shared: bool,
 }
 
-impl Terms {
-    pub(crate) fn new(lease: Duration) -> Terms {
-        Terms { lease, label: format!("process {}", std::process::id()), renews: true, is_shared: false }
+impl SessionOptions {
+    pub(crate) fn new(lease: Duration) -> SessionOptions {
+        SessionOptions { lease, label: format!("process {}", std::process::id()), renews: true, is_shared: false }
     }
 }
 
-impl Drop for Session {
+impl Drop for LocalSession {
     fn drop(&mut self) {
         if self.is_lost() || self.sessions.node.is_stopped() {
             return;
@@ -113,7 +113,7 @@ impl Drop for Session {
     }
 }
 
-impl Session {
+impl LocalSession {
     pub(crate) fn is_lost(&self) -> bool {
         *self.is_lost.borrow()
     }
@@ -172,7 +172,7 @@ fn first_rev(receipt: &Receipt) -> Rev {
 }
 
 /// Renews a session until it is lost or no longer used.
-async fn keep(session: Weak<Session>, is_shared: bool) {
+async fn keep(session: Weak<LocalSession>, is_shared: bool) {
     let Some(lease) = session.upgrade().map(|session| session.lease) else { return };
     loop {
         let Some(env) = session.upgrade().map(|session| session.sessions.node.store.env().clone()) else { return };
@@ -217,13 +217,13 @@ impl Sessions {
     }
 
     /// Begins a session. It is begun even if the caller drops this future.
-    pub(crate) async fn begin(self: &Arc<Sessions>, terms: Terms) -> Result<Arc<Session>> {
+    pub(crate) async fn begin(self: &Arc<Sessions>, terms: SessionOptions) -> Result<Arc<LocalSession>> {
         let sessions = self.clone();
         self.node.runtime.run(async move { sessions.begun(terms).await }).await.unwrap_or(Err(NodeError::Stopped))
     }
 
-    async fn begun(self: &Arc<Sessions>, terms: Terms) -> Result<Arc<Session>> {
-        let Terms { lease, label, renews, is_shared } = terms;
+    async fn begun(self: &Arc<Sessions>, terms: SessionOptions) -> Result<Arc<LocalSession>> {
+        let SessionOptions { lease, label, renews, is_shared } = terms;
         if self.node.is_stopped() {
             return Err(NodeError::Stopped);
         }
@@ -235,7 +235,7 @@ impl Sessions {
         let receipt = self.commit(part).await?.map_err(|_| NodeError::Stopped)?;
         let (is_lost, renewed) = (watch::Sender::new(false), Mutex::new(began));
         self.begun.lock().insert(id);
-        let session = Arc::new(Session { sessions: self.clone(), id, lease, is_lost, renewed });
+        let session = Arc::new(LocalSession { sessions: self.clone(), id, lease, is_lost, renewed });
         if renews {
             self.node.runtime.spawn(keep(Arc::downgrade(&session), is_shared));
         } else {
@@ -245,7 +245,7 @@ impl Sessions {
     }
 
     /// Returns the session of this process with that lease. Begins it if there is none.
-    pub(crate) async fn own(self: &Arc<Sessions>, lease: Duration) -> Result<Arc<Session>> {
+    pub(crate) async fn own(self: &Arc<Sessions>, lease: Duration) -> Result<Arc<LocalSession>> {
         if let Some(session) = self.known_own(lease) {
             return Ok(session);
         }
@@ -256,7 +256,7 @@ impl Sessions {
             if let Some(session) = sessions.known_own(lease) {
                 return Ok(session);
             }
-            let session = sessions.begun(Terms { is_shared: true, ..Terms::new(lease) }).await?;
+            let session = sessions.begun(SessionOptions { is_shared: true, ..SessionOptions::new(lease) }).await?;
             let before = sessions.own.lock().insert(lease, session.clone());
             drop(before);
             if sessions.node.is_stopped() {
@@ -268,7 +268,7 @@ impl Sessions {
         begun.await.unwrap_or(Err(NodeError::Stopped))
     }
 
-    fn known_own(&self, lease: Duration) -> Option<Arc<Session>> {
+    fn known_own(&self, lease: Duration) -> Option<Arc<LocalSession>> {
         self.own.lock().get(&lease).filter(|own| !own.is_lost()).cloned()
     }
 
@@ -280,7 +280,7 @@ impl Sessions {
     }
 
     /// Gives up a shared session if nothing uses it. Returns true if it did.
-    fn retire(&self, session: &Arc<Session>) -> bool {
+    fn retire(&self, session: &Arc<LocalSession>) -> bool {
         // Callers that want the session take it under this lock.
         let mut own = self.own.lock();
         // Each guard and each waiting caller has a handle. Two handles are ours: the argument, and the one in `own`.
@@ -441,12 +441,12 @@ impl Sessions {
         let now = self.node.store.env().monotonic();
         let verdict = self.watched.lock().judge(id, item.map(|item| item.rev), now);
         match verdict {
-            Verdict::Holds => Ok(()),
-            Verdict::Over(rev) => {
+            LeaseVerdict::Holds => Ok(()),
+            LeaseVerdict::Over(rev) => {
                 tracing::info!(session = %id, "session was not renewed: it has lost what it held");
                 self.end(id, Some(rev)).await
             }
-            Verdict::Gone => {
+            LeaseVerdict::Gone => {
                 self.free(id).await?;
                 self.forget(id);
                 Ok(())

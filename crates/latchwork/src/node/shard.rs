@@ -26,12 +26,12 @@ const SHARDS: &str = "node.shards";
 /// The shards of a node. An idle node never owns any.
 pub(super) struct Shards {
     space: Option<Space>,
-    owned: Mutex<Vec<Owned>>,
+    owned: Mutex<Vec<ShardOwnership>>,
 }
 
 /// What a node knows of its ownership of a shard.
 #[derive(Clone)]
-enum Owned {
+enum ShardOwnership {
     Never,
     /// The rev of the shard's record is its epoch: the next owner moves it.
     At(Key, Rev),
@@ -42,7 +42,7 @@ enum Owned {
 impl Shards {
     /// Owns no shard.
     pub(super) fn none() -> Shards {
-        Shards { space: None, owned: Mutex::new(vec![Owned::Never; usize::from(COUNT)]) }
+        Shards { space: None, owned: Mutex::new(vec![ShardOwnership::Never; usize::from(COUNT)]) }
     }
 
     /// Becomes the owner of all shards. From now on every commit of the owner before is refused.
@@ -58,7 +58,10 @@ impl Shards {
         let owner = Shard { owner: store.env().uuid().to_string() }.encode();
         let commit = keys.iter().fold(Commit::new(), |commit, key| commit.put(key, owner.clone()));
         let revs = store.commit(commit).await?.applied().map(|receipt| receipt.revs).unwrap_or_default();
-        let owned = keys.into_iter().zip(revs).map(|(key, rev)| rev.map_or(Owned::Lost, |rev| Owned::At(key, rev)));
+        let owned = keys
+            .into_iter()
+            .zip(revs)
+            .map(|(key, rev)| rev.map_or(ShardOwnership::Lost, |rev| ShardOwnership::At(key, rev)));
         Ok(Shards { space: Some(space), owned: Mutex::new(owned.collect()) })
     }
 
@@ -66,9 +69,9 @@ impl Shards {
     /// never owned the name, there is no check.
     pub(super) fn check(&self, name: &[u8]) -> Option<Check> {
         match &self.owned.lock()[usize::from(shard_of(name))] {
-            Owned::Never => None,
-            Owned::At(key, rev) => Some(Check::AtRev(key.clone(), *rev)),
-            Owned::Lost => Some(NEVER),
+            ShardOwnership::Never => None,
+            ShardOwnership::At(key, rev) => Some(Check::AtRev(key.clone(), *rev)),
+            ShardOwnership::Lost => Some(NEVER),
         }
     }
 
@@ -76,16 +79,16 @@ impl Shards {
     pub(super) fn lose(&self, name: &[u8]) -> bool {
         let mut owned = self.owned.lock();
         let shard = &mut owned[usize::from(shard_of(name))];
-        let was_owned = matches!(shard, Owned::At(..));
+        let was_owned = matches!(shard, ShardOwnership::At(..));
         if was_owned {
-            *shard = Owned::Lost;
+            *shard = ShardOwnership::Lost;
         }
         was_owned
     }
 
     /// True if this node owns the name, as far as it knows.
     pub(super) fn owns(&self, name: &[u8]) -> bool {
-        matches!(self.owned.lock()[usize::from(shard_of(name))], Owned::At(..))
+        matches!(self.owned.lock()[usize::from(shard_of(name))], ShardOwnership::At(..))
     }
 
     /// True if this node owns shards, or has owned some.
@@ -96,7 +99,11 @@ impl Shards {
     /// The shards that this node owns, as far as it knows.
     pub(super) fn owned(&self) -> Vec<u16> {
         let owned = self.owned.lock();
-        (0..COUNT).zip(&*owned).filter(|(_, owned)| matches!(owned, Owned::At(..))).map(|(shard, _)| shard).collect()
+        (0..COUNT)
+            .zip(&*owned)
+            .filter(|(_, owned)| matches!(owned, ShardOwnership::At(..)))
+            .map(|(shard, _)| shard)
+            .collect()
     }
 
     /// Looks which shards this node still owns. Returns true if there are any.
@@ -105,11 +112,11 @@ impl Shards {
         let found = store.view().await?.scan(&space.all(), Order::Ascending, usize::MAX).await?;
         let mut owns_any = false;
         for shard in self.owned.lock().iter_mut() {
-            let Owned::At(key, rev) = &*shard else { continue };
+            let ShardOwnership::At(key, rev) = &*shard else { continue };
             if found.iter().any(|(at, item)| at == key && item.rev == *rev) {
                 owns_any = true;
             } else {
-                *shard = Owned::Lost;
+                *shard = ShardOwnership::Lost;
             }
         }
         Ok(owns_any)

@@ -5,38 +5,40 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::record::Record as _;
-use crate::state::once::Answer;
-use crate::state::op::{Event, Op, difference};
-use crate::state::queue::{Body, Changed, Held, Job, Ran, Refusal, Running, Settled, drive, start};
-use crate::state::record::Record;
-use crate::state::watch::Told;
+use crate::state::once::KeptAnswer;
+use crate::state::op::{Event, StateOp, difference};
+use crate::state::queue::{
+    Changed, HeldContainers, JobWork, Ran, Refusal, RunningMutator, Settled, StateJob, drive, start,
+};
+use crate::state::record::StateRecord;
+use crate::state::watch::ContainerEvents;
 use crate::state::{Result, StateError};
 use crate::store::{Key, Rev, View};
 
 /// A container as it was read, or as a commit has left it.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Known {
+pub(crate) struct KnownState {
     /// `None` if it was never written.
     pub(crate) rev: Option<Rev>,
     pub(crate) state: Option<Value>,
 }
 
-impl Known {
+impl KnownState {
     /// The container as a view shows it.
-    pub(crate) async fn at(view: &View, key: &Key, name: &str) -> Result<Known> {
-        let Some(item) = view.get(key).await? else { return Ok(Known { rev: None, state: None }) };
-        let record = Record::decode(&item.value).map_err(|why| why.at(name))?;
-        Ok(Known { rev: Some(item.rev), state: record.into_state() })
+    pub(crate) async fn at(view: &View, key: &Key, name: &str) -> Result<KnownState> {
+        let Some(item) = view.get(key).await? else { return Ok(KnownState { rev: None, state: None }) };
+        let record = StateRecord::decode(&item.value).map_err(|why| why.at(name))?;
+        Ok(KnownState { rev: Some(item.rev), state: record.into_state() })
     }
 }
 
 /// The rules of a change, the same for stored containers and those in memory.
-impl Job {
+impl StateJob {
     /// Applies an operation to a state. Returns the value, and true if the state must be written. On an error the state
     /// stays as it was.
     pub(crate) fn apply(
         &self,
-        op: &Op,
+        op: &StateOp,
         name: &str,
         was_written: bool,
         state: &mut Option<Value>,
@@ -72,12 +74,12 @@ impl Job {
 }
 
 /// A job that has run, and its result if the commit lands.
-pub(crate) struct Done {
-    pub(crate) job: Job,
+pub(crate) struct FinishedJob {
+    pub(crate) job: StateJob,
     pub(crate) came_to: CameTo,
-    pub(crate) answer: Option<(Key, Answer)>,
+    pub(crate) answer: Option<(Key, KeptAnswer)>,
     /// The state that it was run on, if it has a rider.
-    pub(crate) seen: Option<Known>,
+    pub(crate) seen: Option<KnownState>,
 }
 
 pub(crate) enum CameTo {
@@ -94,38 +96,38 @@ impl CameTo {
 }
 
 /// Jobs that are run on one state, for one commit.
-pub(crate) struct Batch {
+pub(crate) struct StateBatch {
     name: Arc<str>,
     /// The state that the commit starts from.
-    pub(crate) known: Known,
+    pub(crate) known: KnownState,
     /// The state that the jobs so far have left.
     pub(crate) state: Option<Value>,
     /// True if the state was ever written; otherwise the initial value is read instead.
     written: bool,
     pub(crate) changed: bool,
-    pub(crate) done: Vec<Done>,
+    pub(crate) done: Vec<FinishedJob>,
     pub(crate) events: Vec<Event>,
 }
 
-impl Batch {
-    pub(crate) fn new(known: Known, name: Arc<str>) -> Batch {
+impl StateBatch {
+    pub(crate) fn new(known: KnownState, name: Arc<str>) -> StateBatch {
         let (state, written) = (known.state.clone(), known.rev.is_some());
-        Batch { name, known, state, written, changed: false, done: Vec::new(), events: Vec::new() }
+        StateBatch { name, known, state, written, changed: false, done: Vec::new(), events: Vec::new() }
     }
 
     /// The state as the jobs so far have left it.
-    pub(crate) fn now(&self) -> Known {
-        Known { rev: self.written.then(|| self.rev()), state: self.state.clone() }
+    pub(crate) fn now(&self) -> KnownState {
+        KnownState { rev: self.written.then(|| self.rev()), state: self.state.clone() }
     }
 
     /// The state as it will be stored.
-    pub(crate) fn record(&self) -> Record {
-        Record::of(self.state.clone())
+    pub(crate) fn record(&self) -> StateRecord {
+        StateRecord::of(self.state.clone())
     }
 
     /// The events for watchers.
-    pub(crate) fn told(&self) -> Told {
-        Told { container: self.name.to_string(), events: self.events.clone() }
+    pub(crate) fn told(&self) -> ContainerEvents {
+        ContainerEvents { container: self.name.to_string(), events: self.events.clone() }
     }
 
     /// The rev after the commit.
@@ -134,8 +136,8 @@ impl Batch {
         if self.changed { before.next() } else { before }
     }
 
-    pub(crate) fn run_op(&mut self, job: Job, answer_key: Option<Key>) {
-        let Body::Op(op, _) = &job.body else { return };
+    pub(crate) fn run_op(&mut self, job: StateJob, answer_key: Option<Key>) {
+        let JobWork::Op(op, _) = &job.body else { return };
         let seen = self.seen(&job);
         if let Err(error) = self.permits(&job) {
             return self.done(job, CameTo::Failure(error), answer_key, seen);
@@ -162,37 +164,37 @@ impl Batch {
     }
 
     /// Refuses a job whose condition is false for the state that the jobs so far have left.
-    pub(crate) fn permits(&self, job: &Job) -> Result<()> {
+    pub(crate) fn permits(&self, job: &StateJob) -> Result<()> {
         let rev = self.written.then(|| self.rev());
         job.permits(&self.name, rev, self.written && self.state.is_some())
     }
 
     /// Adds a job that is not run, because its condition is false.
-    pub(crate) fn refuse(&mut self, job: Job, error: StateError) {
+    pub(crate) fn refuse(&mut self, job: StateJob, error: StateError) {
         let seen = self.seen(&job);
         self.done(job, CameTo::Failure(error), None, seen);
     }
 
-    fn reads(&self, job: &Job) -> Option<Value> {
+    fn reads(&self, job: &StateJob) -> Option<Value> {
         if self.written { self.state.clone() } else { job.definition.initial.clone() }
     }
 
-    pub(crate) fn start(&self, job: &mut Job, held: &Held) -> Result<Running, String> {
+    pub(crate) fn start(&self, job: &mut StateJob, held: &HeldContainers) -> Result<RunningMutator, String> {
         let state = self.reads(job);
         match &mut job.body {
-            Body::Mutator(mutator) => start(&mut **mutator, state, held),
-            Body::Op(..) => Err("an operation is not a mutator".into()),
+            JobWork::Mutator(mutator) => start(&mut **mutator, state, held),
+            JobWork::Op(..) => Err("an operation is not a mutator".into()),
         }
     }
 
     /// The state as the next job finds it, if that job has a rider.
-    fn seen(&self, job: &Job) -> Option<Known> {
+    fn seen(&self, job: &StateJob) -> Option<KnownState> {
         job.rider.is_some().then(|| self.now())
     }
 
     /// Runs a job to its end, including its waits, and removes it from the batch.
-    pub(crate) async fn run_alone(&mut self, mut job: Job, held: Held) -> Option<Done> {
-        if let Body::Op(..) = job.body {
+    pub(crate) async fn run_alone(&mut self, mut job: StateJob, held: HeldContainers) -> Option<FinishedJob> {
+        if let JobWork::Op(..) = job.body {
             self.run_op(job, None);
             return self.done.pop();
         }
@@ -208,7 +210,7 @@ impl Batch {
         self.done.pop()
     }
 
-    pub(crate) fn ran(&mut self, job: Job, ran: Ran, answer_key: Option<Key>) {
+    pub(crate) fn ran(&mut self, job: StateJob, ran: Ran, answer_key: Option<Key>) {
         let seen = self.seen(&job);
         let key = self.name.to_string();
         let came_to = match ran {
@@ -220,7 +222,7 @@ impl Batch {
         self.done(job, came_to, answer_key, seen);
     }
 
-    fn take_over(&mut self, job: &Job, after: Option<Value>) -> CameTo {
+    fn take_over(&mut self, job: &StateJob, after: Option<Value>) -> CameTo {
         let before = self.reads(job);
         let value = after.clone().unwrap_or_default();
         match job.may_become(&self.name, before.as_ref(), after.as_ref()) {
@@ -240,19 +242,19 @@ impl Batch {
         }
     }
 
-    fn done(&mut self, job: Job, came_to: CameTo, answer_key: Option<Key>, seen: Option<Known>) {
+    fn done(&mut self, job: StateJob, came_to: CameTo, answer_key: Option<Key>, seen: Option<KnownState>) {
         let answer = match (&came_to, answer_key) {
             (CameTo::Change { value, changed }, Some(key)) => {
                 let (operation, fingerprint) = (job.operation.into(), job.fingerprint());
-                Some((key, Answer { operation, fingerprint, value: value.clone(), rev: 0, changed: *changed }))
+                Some((key, KeptAnswer { operation, fingerprint, value: value.clone(), rev: 0, changed: *changed }))
             }
             _ => None,
         };
-        self.done.push(Done { job, came_to, answer, seen });
+        self.done.push(FinishedJob { job, came_to, answer, seen });
     }
 }
 
-impl Done {
+impl FinishedJob {
     /// The answer, if the job is a change.
     pub(crate) fn answers(&self, rev: Rev) -> Option<Changed> {
         match &self.came_to {
@@ -264,7 +266,7 @@ impl Done {
     }
 
     /// The same job, or a failure if the state that it leaves is too large to store.
-    pub(crate) fn within(mut self, limit: usize, batch: &Batch) -> Done {
+    pub(crate) fn within(mut self, limit: usize, batch: &StateBatch) -> FinishedJob {
         if self.came_to.boards() {
             let length = batch.record().encode().len();
             if length > limit {

@@ -12,16 +12,16 @@ use serde_json::{Map, Number, Value};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::json::{self, Path};
-use crate::state::batch::Known;
-use crate::state::definition::{Definition, Fits};
+use crate::state::batch::KnownState;
+use crate::state::definition::{ContainerDefinition, StateFits};
 use crate::state::memory::{Memories, Memory};
-use crate::state::op::{self, Op, kind_of};
+use crate::state::op::{self, StateOp, kind_of};
 use crate::state::queue::{
-    Body, Changed, Condition, Guard, Held, Identity, Job, Mutator, Progress, Quiet, Refusal, Retry, Running, Settled,
-    Waiting,
+    Changed, Condition, GuardCheck, HeldContainers, Identity, JobWaiter, JobWork, MutationRetry, Mutator, Progress,
+    Quiet, Refusal, RunningMutator, Settled, StateJob,
 };
 use crate::state::stored::Shelf;
-use crate::state::watch::{Change, Source, StateWatch};
+use crate::state::watch::{Change, ChangeSource, StateWatch};
 use crate::state::{MutationError, Result, StateError};
 use crate::store::{Env, Generation, Key, Rev, Right, Store};
 
@@ -62,7 +62,7 @@ pub struct Container {
 /// Where a container lives.
 #[derive(Clone)]
 enum Home {
-    Stored(Arc<Place>),
+    Stored(Arc<ContainerPlace>),
     Memory(Arc<Memory>),
     /// In the store, read and changed through a steward.
     By(Arc<Entrusted>),
@@ -74,12 +74,12 @@ const _: () = assert!(size_of::<Container>() == 3 * size_of::<usize>(), "a handl
 
 /// A stored container and its steward. They have their own allocation: inside the handle they would enlarge it.
 struct Entrusted {
-    place: Arc<Place>,
+    place: Arc<ContainerPlace>,
     steward: Arc<dyn Steward>,
 }
 
 /// The place of a stored container.
-pub(crate) struct Place {
+pub(crate) struct ContainerPlace {
     pub(crate) shelf: Arc<Shelf>,
     pub(crate) key: Key,
     pub(crate) name: Arc<str>,
@@ -88,10 +88,14 @@ pub(crate) struct Place {
 /// Connects reads and changes with something else: a journal, or a transaction.
 pub(crate) trait Steward: Send + Sync {
     /// Reads the container.
-    fn read<'a>(&'a self, place: &'a Place) -> Pin<Box<dyn Future<Output = Result<Known>> + Send + 'a>>;
+    fn read<'a>(&'a self, place: &'a ContainerPlace) -> Pin<Box<dyn Future<Output = Result<KnownState>> + Send + 'a>>;
 
     /// Does a job and answers it.
-    fn change<'a>(&'a self, place: &'a Place, job: Job) -> Pin<Box<dyn Future<Output = Result<()>> + Send + 'a>>;
+    fn change<'a>(
+        &'a self,
+        place: &'a ContainerPlace,
+        job: StateJob,
+    ) -> Pin<Box<dyn Future<Output = Result<()>> + Send + 'a>>;
 
     /// The store does not serve, or a newer program is needed. Returns the error for the caller, if it returns.
     fn failed(&self, error: StateError) -> Pin<Box<dyn Future<Output = StateError> + Send + '_>>;
@@ -101,14 +105,14 @@ pub(crate) trait Steward: Send + Sync {
 #[derive(Clone)]
 pub(crate) struct Setup {
     pub(crate) env: Env,
-    pub(crate) definition: Arc<Definition>,
-    pub(crate) retry: Retry,
+    pub(crate) definition: Arc<ContainerDefinition>,
+    pub(crate) retry: MutationRetry,
     pub(crate) timeout: Option<Duration>,
     pub(crate) once: Option<Arc<str>>,
     /// The condition of a change.
     pub(crate) condition: Option<Condition>,
     /// The check that must pass when a change lands.
-    pub(crate) guard: Option<Guard>,
+    pub(crate) guard: Option<GuardCheck>,
     /// The lanes of containers in memory.
     pub(crate) memories: Arc<Memories>,
     /// An error in the settings, which every operation returns.
@@ -117,7 +121,7 @@ pub(crate) struct Setup {
 
 impl Setup {
     pub(crate) fn new(store: &Store) -> Setup {
-        let retry = Retry { attempts: 4, pause: Duration::from_millis(10) };
+        let retry = MutationRetry { attempts: 4, pause: Duration::from_millis(10) };
         let timeout = Some(Duration::from_secs(30));
         let (env, memories) = (store.env().clone(), Arc::new(Memories::new(store)));
         let (definition, once, condition, guard, wrong) = (Arc::default(), None, None, None, None);
@@ -127,7 +131,7 @@ impl Setup {
 
 impl Container {
     pub(crate) fn stored(shelf: &Arc<Shelf>, key: Key, name: String, setup: Arc<Setup>) -> Container {
-        let place = Place { shelf: shelf.clone(), key, name: name.into() };
+        let place = ContainerPlace { shelf: shelf.clone(), key, name: name.into() };
         Container { home: Home::Stored(Arc::new(place)), setup }
     }
 
@@ -262,7 +266,7 @@ impl Container {
         self.schema(&schema)
     }
 
-    pub(crate) fn fits(self, fits: Fits) -> Container {
+    pub(crate) fn fits(self, fits: StateFits) -> Container {
         if self.setup.definition.fits.is_some() {
             return self;
         }
@@ -312,13 +316,13 @@ impl Container {
 
     /// Replaces the state.
     pub fn set_state<V: Serialize>(&self, value: V) -> impl Future<Output = Result<Changed>> + Send + use<V> {
-        let op = self.value(&value).map(Op::Set);
+        let op = self.value(&value).map(StateOp::Set);
         self.clone().done("set_state", op)
     }
 
     /// Removes the state and returns it. From then on the container reads as absent, not as its initial value.
     pub fn delete_state(&self) -> impl Future<Output = Result<Changed>> + Send + use<> {
-        self.clone().done("delete_state", Ok(Op::Delete))
+        self.clone().done("delete_state", Ok(StateOp::Delete))
     }
 
     /// Merges into the state as a JSON merge patch does (RFC 7396): objects are merged, `null` removes.
@@ -327,13 +331,13 @@ impl Container {
         self.clone().done("patch_state", op)
     }
 
-    pub(crate) fn patch(&self, patch: &impl Serialize) -> Result<Op> {
+    pub(crate) fn patch(&self, patch: &impl Serialize) -> Result<StateOp> {
         let patch = self.value(patch)?;
         if !patch.is_object() {
             let (key, place, found) = (self.name().to_string(), "the patch".into(), kind_of(&patch).into());
             return Err(StateError::NotAnObject { key, place, found });
         }
-        Ok(Op::Patch(patch))
+        Ok(StateOp::Patch(patch))
     }
 
     /// Adds an element to the list at a path; a missing list is created. Returns the length.
@@ -342,7 +346,7 @@ impl Container {
         path: &str,
         value: V,
     ) -> impl Future<Output = Result<Changed>> + Send + use<V> {
-        let op = self.place(path).and_then(|place| Ok(Op::Push(place, vec![self.value(&value)?])));
+        let op = self.place(path).and_then(|place| Ok(StateOp::Push(place, vec![self.value(&value)?])));
         self.clone().done("push_state", op)
     }
 
@@ -352,7 +356,7 @@ impl Container {
         path: &str,
         by: N,
     ) -> impl Future<Output = Result<Changed>> + Send + use<N> {
-        let op = self.place(path).map(|place| Op::Increment(place, by.into()));
+        let op = self.place(path).map(|place| StateOp::Increment(place, by.into()));
         self.clone().done("inc_state", op)
     }
 
@@ -363,13 +367,13 @@ impl Container {
         entry: &str,
         value: V,
     ) -> impl Future<Output = Result<Changed>> + Send + use<V> {
-        let op = self.place(path).and_then(|place| Ok(Op::SetRecord(place, entry.into(), self.value(&value)?)));
+        let op = self.place(path).and_then(|place| Ok(StateOp::SetRecord(place, entry.into(), self.value(&value)?)));
         self.clone().done("set_state_record", op)
     }
 
     /// Removes an entry of the record at a path. Returns its value.
     pub fn delete_state_record(&self, path: &str, entry: &str) -> impl Future<Output = Result<Changed>> + Send + use<> {
-        let op = self.place(path).map(|place| Op::DeleteRecord(place, entry.into()));
+        let op = self.place(path).map(|place| StateOp::DeleteRecord(place, entry.into()));
         self.clone().done("delete_state_record", op)
     }
 
@@ -398,12 +402,12 @@ impl Container {
             Home::Memory(memory) => {
                 let (sender, receiver) = mpsc::unbounded_channel::<Change>();
                 memory.watch(sender);
-                Source::Memory(receiver)
+                ChangeSource::Memory(receiver)
             }
             Home::By(entrusted) => return Err(StateError::Unwatchable { key: entrusted.place.name.to_string() }),
             Home::Stored(place) => {
                 let range = place.shelf.space.range(place.key.bytes()..=place.key.bytes());
-                Source::Stored(Box::new(place.shelf.store.watch(range, after).await?))
+                ChangeSource::Stored(Box::new(place.shelf.store.watch(range, after).await?))
             }
         };
         Ok(StateWatch { source, key: self.name().to_string() })
@@ -417,7 +421,7 @@ impl Container {
         to_json(self.name(), value)
     }
 
-    fn place(&self, path: &str) -> Result<op::Place> {
+    fn place(&self, path: &str) -> Result<op::StatePath> {
         if path.is_empty() {
             return Ok(None);
         }
@@ -434,24 +438,37 @@ impl Container {
     }
 
     /// The containers that the current task is mutating. Refused if this container is one of them.
-    fn held(&self) -> Result<Held> {
+    fn held(&self) -> Result<HeldContainers> {
         self.well()?;
-        let held = Held::by_this_task();
+        let held = HeldContainers::by_this_task();
         if held.has(&self.identity()) {
             return Err(StateError::ReentrantMutation { key: self.name().to_string() });
         }
         Ok(held)
     }
 
-    fn job(&self, operation: &'static str, body: Body, held: Held, progress: Arc<Progress>) -> Job {
+    fn job(&self, operation: &'static str, body: JobWork, held: HeldContainers, progress: Arc<Progress>) -> StateJob {
         let Setup { once, retry, definition, condition, guard, .. } = &*self.setup;
         let (once, retry, definition, guard) = (once.clone(), *retry, definition.clone(), guard.clone());
         let condition = *condition;
         let name = self.shared_name().clone();
-        Job { body, operation, name, once, definition, condition, guard, retry, tried: 0, held, progress, rider: None }
+        StateJob {
+            body,
+            operation,
+            name,
+            once,
+            definition,
+            condition,
+            guard,
+            retry,
+            tried: 0,
+            held,
+            progress,
+            rider: None,
+        }
     }
 
-    async fn submit(&self, job: Job) -> Result<()> {
+    async fn submit(&self, job: StateJob) -> Result<()> {
         match &self.home {
             Home::Stored(place) => place.shelf.submit(&place.key, job),
             Home::Memory(memory) => self.setup.memories.submit(memory, job),
@@ -469,17 +486,17 @@ impl Container {
         }
     }
 
-    fn waiting<R>(&self, answer: oneshot::Receiver<R>, progress: Arc<Progress>) -> Waiting<'_, R> {
-        Waiting { answer, progress, env: &self.setup.env, key: self.name(), timeout: self.setup.timeout }
+    fn waiting<R>(&self, answer: oneshot::Receiver<R>, progress: Arc<Progress>) -> JobWaiter<'_, R> {
+        JobWaiter { answer, progress, env: &self.setup.env, key: self.name(), timeout: self.setup.timeout }
     }
 
-    pub(crate) async fn done(self, operation: &'static str, op: Result<Op>) -> Result<Changed> {
+    pub(crate) async fn done(self, operation: &'static str, op: Result<StateOp>) -> Result<Changed> {
         let (op, held) = (op?, self.held()?);
         op.check().map_err(|cause| StateError::Value { key: self.name().to_string(), cause })?;
         let (reply, answer) = oneshot::channel();
         let progress = Arc::new(Progress::default());
-        let job = self.job(operation, Body::Op(op, reply), held, progress.clone());
-        if let (Home::Memory(memory), Body::Op(op, _)) = (&self.home, &job.body)
+        let job = self.job(operation, JobWork::Op(op, reply), held, progress.clone());
+        if let (Home::Memory(memory), JobWork::Op(op, _)) = (&self.home, &job.body)
             && let Some(done) = memory.apply_now(&job, op, &self.setup.env)
         {
             return done;
@@ -506,7 +523,7 @@ impl Container {
         let (reply, answer) = oneshot::channel();
         let progress = Arc::new(Progress::default());
         let body =
-            Body::Mutator(Box::new(Own { mutator: Quiet::new(mutator), reply, made: PhantomData::<fn() -> Fut> }));
+            JobWork::Mutator(Box::new(Own { mutator: Quiet::new(mutator), reply, made: PhantomData::<fn() -> Fut> }));
         let job = self.job(operation, body, held, progress.clone());
         let waiting = self.waiting(answer, progress);
         self.submit(job).await?;
@@ -532,7 +549,7 @@ where
     Fut: Future<Output = std::result::Result<Option<Value>, E>> + Send + 'static,
     E: Send + 'static,
 {
-    fn run(&mut self, state: Option<Value>) -> Running {
+    fn run(&mut self, state: Option<Value>) -> RunningMutator {
         let running = (self.mutator.get())(state);
         Quiet::new(Box::pin(async move { running.await.map_err(|error| Box::new(error) as Refusal) }))
     }

@@ -5,15 +5,15 @@ use serde_json::Value;
 use crate::state::{Result, StateError};
 
 /// Returns why a state does not fit a type, if it does not.
-pub(crate) type Fits = fn(&Value) -> std::result::Result<(), String>;
+pub(crate) type StateFits = fn(&Value) -> std::result::Result<(), String>;
 
 /// The definition of a container.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Definition {
+pub(crate) struct ContainerDefinition {
     /// The value that is read while nothing was ever written.
     pub(crate) initial: Option<Value>,
     /// Returns why a state does not fit the type that it is read as.
-    pub(crate) fits: Option<Fits>,
+    pub(crate) fits: Option<StateFits>,
     /// True if the initial value was given. Then the defaults of a schema do not replace it.
     #[cfg(feature = "schema")]
     pub(crate) given: bool,
@@ -21,7 +21,7 @@ pub(crate) struct Definition {
     pub(crate) schema: Option<std::sync::Arc<Schema>>,
 }
 
-impl Definition {
+impl ContainerDefinition {
     /// True if `check` can refuse a state, so that it must be restored.
     pub(crate) fn may_refuse(&self) -> bool {
         #[cfg(feature = "schema")]

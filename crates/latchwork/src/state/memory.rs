@@ -9,11 +9,11 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::lane::{Lanes, Plan, Runtime};
-use crate::state::batch::Known;
-use crate::state::definition::Definition;
-use crate::state::op::{Event, Op};
-use crate::state::queue::{Body, Changed, Identity, Job, Ran, Settled, drive, start};
+use crate::lane::{LanePlan, Lanes, Runtime};
+use crate::state::batch::KnownState;
+use crate::state::definition::ContainerDefinition;
+use crate::state::op::{Event, StateOp};
+use crate::state::queue::{Changed, Identity, JobWork, Ran, Settled, StateJob, drive, start};
 use crate::state::watch::Change;
 use crate::state::{Result, StateError};
 use crate::store::{Commit, Env, Generation, Receipt, Refusal, Rev, Store, StoreError};
@@ -21,10 +21,10 @@ use crate::store::{Commit, Env, Generation, Receipt, Refusal, Rev, Store, StoreE
 /// A container without a store.
 pub(crate) struct Memory {
     name: Arc<str>,
-    inner: Mutex<Inner>,
+    inner: Mutex<MemoryInner>,
 }
 
-struct Inner {
+struct MemoryInner {
     /// `Some(None)`: it was removed. `None`: it was never written.
     state: Option<Option<Value>>,
     rev: Rev,
@@ -52,7 +52,7 @@ impl Memories {
     }
 
     /// Puts a job into a container's lane.
-    pub(crate) fn submit(self: &Arc<Memories>, memory: &Arc<Memory>, job: Job) -> Result<()> {
+    pub(crate) fn submit(self: &Arc<Memories>, memory: &Arc<Memory>, job: StateJob) -> Result<()> {
         memory.inner.lock().busy.get_or_insert_default().jobs += 1;
         let queued = Queued { memory: memory.clone(), job: Some(job) };
         Lanes::submit(self, &memory.address(), queued).map_err(|_| StateError::NoRuntime)
@@ -62,7 +62,7 @@ impl Memories {
 /// A job in the lane of a container.
 pub(crate) struct Queued {
     memory: Arc<Memory>,
-    job: Option<Job>,
+    job: Option<StateJob>,
 }
 
 impl Drop for Queued {
@@ -75,7 +75,7 @@ impl Drop for Queued {
     }
 }
 
-impl Plan for Memories {
+impl LanePlan for Memories {
     /// The container's address, which is unique while the container exists.
     type Key = usize;
     type Job = Queued;
@@ -139,7 +139,7 @@ impl Plan for Memories {
 
 impl Memory {
     pub(crate) fn new(name: Arc<str>) -> Memory {
-        Memory { name, inner: Mutex::new(Inner { state: None, rev: Rev(0), busy: None }) }
+        Memory { name, inner: Mutex::new(MemoryInner { state: None, rev: Rev(0), busy: None }) }
     }
 
     pub(crate) fn name(&self) -> &Arc<str> {
@@ -151,10 +151,10 @@ impl Memory {
     }
 
     /// The state and its rev; `None` if it was never written.
-    pub(crate) fn read(&self) -> Known {
+    pub(crate) fn read(&self) -> KnownState {
         let inner = self.inner.lock();
         let rev = inner.state.is_some().then_some(inner.rev);
-        Known { rev, state: inner.state.clone().flatten() }
+        KnownState { rev, state: inner.state.clone().flatten() }
     }
 
     pub(crate) fn watch(&self, watcher: UnboundedSender<Change>) {
@@ -162,7 +162,7 @@ impl Memory {
     }
 
     /// Does an operation at once if no job is before it.
-    pub(crate) fn apply_now(&self, job: &Job, op: &Op, env: &Env) -> Option<Result<Changed>> {
+    pub(crate) fn apply_now(&self, job: &StateJob, op: &StateOp, env: &Env) -> Option<Result<Changed>> {
         let mut inner = self.inner.lock();
         inner.is_idle().then(|| inner.apply(&self.name, job, op, env))
     }
@@ -172,7 +172,7 @@ impl Memory {
     }
 }
 
-impl Inner {
+impl MemoryInner {
     fn is_idle(&self) -> bool {
         self.busy.as_ref().is_none_or(|busy| busy.jobs == 0)
     }
@@ -183,18 +183,18 @@ impl Inner {
     }
 }
 
-impl Inner {
-    fn reads(&self, definition: &Definition) -> Option<Value> {
+impl MemoryInner {
+    fn reads(&self, definition: &ContainerDefinition) -> Option<Value> {
         self.state.clone().unwrap_or_else(|| definition.initial.clone())
     }
 
     /// Refuses a job whose condition is false.
-    fn permits(&self, name: &str, job: &Job) -> Result<()> {
+    fn permits(&self, name: &str, job: &StateJob) -> Result<()> {
         let rev = self.state.is_some().then_some(self.rev);
         job.permits(name, rev, self.state.as_ref().is_some_and(Option::is_some))
     }
 
-    fn apply(&mut self, name: &str, job: &Job, op: &Op, env: &Env) -> Result<Changed> {
+    fn apply(&mut self, name: &str, job: &StateJob, op: &StateOp, env: &Env) -> Result<Changed> {
         self.permits(name, job)?;
         let was_written = self.state.is_some();
         let mut state = self.state.take().unwrap_or_else(|| job.definition.initial.clone());
@@ -208,7 +208,7 @@ impl Inner {
         Ok(Changed { value, rev: self.rev, changed, repeated: false })
     }
 
-    fn take_over(&mut self, name: &str, job: &Job, after: Option<Value>, env: &Env) -> Result<Changed> {
+    fn take_over(&mut self, name: &str, job: &StateJob, after: Option<Value>, env: &Env) -> Result<Changed> {
         let before = self.reads(&job.definition);
         let changed = job.may_become(name, before.as_ref(), after.as_ref())?;
         let value = after.clone().unwrap_or_default();
@@ -239,17 +239,17 @@ impl Inner {
 }
 
 impl Memory {
-    async fn work(self: &Arc<Memory>, mut job: Job, env: &Env) {
+    async fn work(self: &Arc<Memory>, mut job: StateJob, env: &Env) {
         let permitted = self.inner.lock().permits(&self.name, &job);
         if let Err(error) = permitted {
             return job.settle(Settled::Failed(error));
         }
         let settled = match &mut job.body {
-            Body::Op(op, _) => {
+            JobWork::Op(op, _) => {
                 let op = op.clone();
                 self.inner.lock().apply(&self.name, &job, &op, env)
             }
-            Body::Mutator(mutator) => {
+            JobWork::Mutator(mutator) => {
                 let held = job.held.and(self.identity());
                 let state = self.inner.lock().reads(&job.definition);
                 let ran = match start(&mut **mutator, state, &held) {

@@ -56,15 +56,15 @@ pub use queue::Changed;
 pub use slot::Slot;
 pub use watch::{Change, StateWatch};
 
-pub(crate) use batch::{Batch, Known};
-pub(crate) use container::{Place, Steward, to_json};
-pub(crate) use queue::{Held, Job, Quiet, Settled};
+pub(crate) use batch::{KnownState, StateBatch};
+pub(crate) use container::{ContainerPlace, Steward, to_json};
+pub(crate) use queue::{HeldContainers, Quiet, Settled, StateJob};
 pub(crate) use slot::typed;
-pub(crate) use staged::Staged;
-pub(crate) use watch::Told;
+pub(crate) use staged::StagedSlots;
+pub(crate) use watch::ContainerEvents;
 
 use container::{Setup, empty};
-use definition::Definition;
+use definition::ContainerDefinition;
 use once::Answers;
 use stored::Shelf;
 
@@ -111,7 +111,7 @@ impl States {
         let space = store.space(spec).await?;
         let shelf = Arc::new(Shelf::new(store.clone(), space, answers));
         let bare = Setup::new(store);
-        let definition = Arc::new(Definition { initial: Some(empty()), ..Definition::default() });
+        let definition = Arc::new(ContainerDefinition { initial: Some(empty()), ..ContainerDefinition::default() });
         let object = Setup { definition, ..bare.clone() };
         Ok(States { shelf, setups: [Arc::new(bare), Arc::new(object)] })
     }

@@ -17,7 +17,7 @@ const SWEPT: usize = 8;
 
 /// A kept answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Answer {
+pub(crate) struct KeptAnswer {
     pub(crate) operation: String,
     /// The fingerprint of the call with its arguments.
     pub(crate) fingerprint: u64,
@@ -26,14 +26,14 @@ pub(crate) struct Answer {
     pub(crate) changed: bool,
 }
 
-impl Record for Answer {
+impl Record for KeptAnswer {
     fn encode(&self) -> Bytes {
         let mut out = vec![Self::VERSION];
         serde_json::to_writer(&mut out, self).expect("an answer can be written as JSON");
         out.into()
     }
 
-    fn read(_: u8, fields: &[u8]) -> Option<Answer> {
+    fn read(_: u8, fields: &[u8]) -> Option<KeptAnswer> {
         json::parse_stored(fields)
     }
 }
@@ -65,15 +65,15 @@ impl Answers {
         self.space.key(key)
     }
 
-    pub(crate) async fn get(&self, store: &Store, key: &Key) -> Result<Option<Answer>> {
+    pub(crate) async fn get(&self, store: &Store, key: &Key) -> Result<Option<KeptAnswer>> {
         let item = store.view().await?.get(key).await?;
         // An unreadable answer is an error: to run the mutation again would apply it twice.
-        let answer = item.map(|item| Answer::decode(&item.value)).transpose();
+        let answer = item.map(|item| KeptAnswer::decode(&item.value)).transpose();
         Ok(answer.map_err(|why| why.at("the answer to an idempotency key"))?)
     }
 
     /// Adds an answer to a commit, with the check that there is none yet.
-    pub(crate) fn put(&self, commit: Commit, key: &Key, now: Timestamp, answer: &Answer) -> Commit {
+    pub(crate) fn put(&self, commit: Commit, key: &Key, now: Timestamp, answer: &KeptAnswer) -> Commit {
         commit.absent(key).put(key, answer.encode()).put(&self.place(now, key), Vec::new())
     }
 

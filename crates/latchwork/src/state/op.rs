@@ -9,7 +9,7 @@ use crate::state::{Result, StateError};
 
 /// A change of a state that is given as data.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Op {
+pub(crate) enum StateOp {
     /// Replaces it.
     Set(Value),
     /// Removes it.
@@ -17,21 +17,21 @@ pub(crate) enum Op {
     /// Merges a JSON merge patch into it.
     Patch(Value),
     /// Adds to the number at a place; a missing number counts as zero.
-    Increment(Place, Number),
+    Increment(StatePath, Number),
     /// Adds to the end of the list at a place; a missing list counts as empty.
-    Push(Place, Vec<Value>),
+    Push(StatePath, Vec<Value>),
     /// Takes the first element of the list at a place.
-    RemoveFirst(Place),
+    RemoveFirst(StatePath),
     /// Takes the last element of the list at a place.
-    RemoveLast(Place),
+    RemoveLast(StatePath),
     /// Sets one entry of the record at a place; a missing record counts as empty.
-    SetRecord(Place, String, Value),
+    SetRecord(StatePath, String, Value),
     /// Removes one entry of the record at a place.
-    DeleteRecord(Place, String),
+    DeleteRecord(StatePath, String),
 }
 
 /// A place in a state; `None` is the whole state.
-pub(crate) type Place = Option<Path>;
+pub(crate) type StatePath = Option<Path>;
 
 /// What an operation did, as watchers see it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -77,17 +77,17 @@ pub(crate) fn kind_of(value: &Value) -> &'static str {
     }
 }
 
-fn shown(place: &Place) -> String {
+fn shown(place: &StatePath) -> String {
     place.as_ref().map_or("the state".into(), |path| format!("\"{path}\""))
 }
 
-impl Op {
+impl StateOp {
     /// Refuses a value that would be nested too deeply at its place.
     pub(crate) fn check(&self) -> std::result::Result<(), json::JsonError> {
         let (place, values, levels) = match self {
-            Op::Increment(place, _) => (place, &[][..], 0),
-            Op::Push(place, values) => (place, &values[..], 1),
-            Op::SetRecord(place, _, value) => (place, std::slice::from_ref(value), 1),
+            StateOp::Increment(place, _) => (place, &[][..], 0),
+            StateOp::Push(place, values) => (place, &values[..], 1),
+            StateOp::SetRecord(place, _, value) => (place, std::slice::from_ref(value), 1),
             _ => return Ok(()),
         };
         let depth = levels + place.as_ref().map_or(0, |path| path.segments().len());
@@ -100,17 +100,17 @@ impl Op {
     /// way. `key` is for messages.
     pub(crate) fn apply(&self, key: &str, state: &mut Option<Value>) -> Result<(Value, bool)> {
         Ok(match self {
-            Op::Set(value) => {
+            StateOp::Set(value) => {
                 let changes = state.as_ref() != Some(value);
                 *state = Some(value.clone());
                 (value.clone(), changes)
             }
-            Op::Delete => {
+            StateOp::Delete => {
                 let removed = state.take();
                 let changes = removed.is_some();
                 (removed.unwrap_or_default(), changes)
             }
-            Op::Patch(patch) => {
+            StateOp::Patch(patch) => {
                 let changes = state.as_ref().is_none_or(|state| patch_changes(state, patch));
                 let state = state.get_or_insert_with(|| Value::Object(Map::new()));
                 if !state.is_object() {
@@ -119,7 +119,7 @@ impl Op {
                 json::merge(state, patch);
                 (state.clone(), changes)
             }
-            Op::Increment(place, by) => {
+            StateOp::Increment(place, by) => {
                 let is_new = find(state, place).is_none();
                 let found = at(key, state, place, || Value::from(0))?;
                 let Value::Number(number) = found else {
@@ -132,19 +132,19 @@ impl Op {
                 *number = sum;
                 (found.clone(), changes)
             }
-            Op::Push(place, values) => {
+            StateOp::Push(place, values) => {
                 let is_new = find(state, place).is_none();
                 let list = list_at(key, state, place)?;
                 list.extend(values.iter().cloned());
                 (Value::from(list.len()), is_new || !values.is_empty())
             }
-            Op::RemoveFirst(place) => take(key, state, place, |list| (!list.is_empty()).then(|| list.remove(0)))?,
-            Op::RemoveLast(place) => take(key, state, place, Vec::pop)?,
-            Op::SetRecord(place, entry, value) => {
+            StateOp::RemoveFirst(place) => take(key, state, place, |list| (!list.is_empty()).then(|| list.remove(0)))?,
+            StateOp::RemoveLast(place) => take(key, state, place, Vec::pop)?,
+            StateOp::SetRecord(place, entry, value) => {
                 let before = record_at(key, state, place)?.insert(entry.clone(), value.clone());
                 (value.clone(), before.as_ref() != Some(value))
             }
-            Op::DeleteRecord(place, entry) => match find(state, place) {
+            StateOp::DeleteRecord(place, entry) => match find(state, place) {
                 None => (Value::Null, false),
                 Some(_) => {
                     let removed = record_at(key, state, place)?.remove(entry);
@@ -157,28 +157,30 @@ impl Op {
 
     /// True for an operation whose result does not depend on the state before.
     pub(crate) fn writes_always(&self) -> bool {
-        matches!(self, Op::Set(_) | Op::Delete)
+        matches!(self, StateOp::Set(_) | StateOp::Delete)
     }
 
     /// The event for watchers.
     pub(crate) fn event(&self, operation: &'static str) -> Event {
         let (path, delta) = match self {
-            Op::Set(value) | Op::Patch(value) => (&None, value.clone()),
-            Op::Delete => (&None, Value::Null),
-            Op::Increment(place, by) => (place, Value::Number(by.clone())),
-            Op::Push(place, values) => (place, Value::Array(values.clone())),
-            Op::RemoveFirst(place) | Op::RemoveLast(place) => (place, Value::Null),
-            Op::SetRecord(place, entry, value) => {
+            StateOp::Set(value) | StateOp::Patch(value) => (&None, value.clone()),
+            StateOp::Delete => (&None, Value::Null),
+            StateOp::Increment(place, by) => (place, Value::Number(by.clone())),
+            StateOp::Push(place, values) => (place, Value::Array(values.clone())),
+            StateOp::RemoveFirst(place) | StateOp::RemoveLast(place) => (place, Value::Null),
+            StateOp::SetRecord(place, entry, value) => {
                 (place, Value::Object(Map::from_iter([(entry.clone(), value.clone())])))
             }
-            Op::DeleteRecord(place, entry) => (place, Value::Object(Map::from_iter([(entry.clone(), Value::Null)]))),
+            StateOp::DeleteRecord(place, entry) => {
+                (place, Value::Object(Map::from_iter([(entry.clone(), Value::Null)])))
+            }
         };
         let path = path.as_ref().map(ToString::to_string).unwrap_or_default();
         Event { operation: operation.into(), path, delta, times: 1 }
     }
 }
 
-fn find<'a>(state: &'a Option<Value>, place: &Place) -> Option<&'a Value> {
+fn find<'a>(state: &'a Option<Value>, place: &StatePath) -> Option<&'a Value> {
     let state = state.as_ref()?;
     place.as_ref().map_or(Some(state), |path| path.find(state))
 }
@@ -187,7 +189,7 @@ fn find<'a>(state: &'a Option<Value>, place: &Place) -> Option<&'a Value> {
 fn at<'a>(
     key: &str,
     state: &'a mut Option<Value>,
-    place: &Place,
+    place: &StatePath,
     missing: impl FnOnce() -> Value,
 ) -> Result<&'a mut Value> {
     let Some(path) = place else { return Ok(state.get_or_insert_with(missing)) };
@@ -221,14 +223,14 @@ fn step<'a>(
     }
 }
 
-fn list_at<'a>(key: &str, state: &'a mut Option<Value>, place: &Place) -> Result<&'a mut Vec<Value>> {
+fn list_at<'a>(key: &str, state: &'a mut Option<Value>, place: &StatePath) -> Result<&'a mut Vec<Value>> {
     match at(key, state, place, || Value::Array(Vec::new()))? {
         Value::Array(items) => Ok(items),
         other => Err(StateError::NotAList { key: key.into(), place: shown(place), found: kind_of(other).into() }),
     }
 }
 
-fn record_at<'a>(key: &str, state: &'a mut Option<Value>, place: &Place) -> Result<&'a mut Map<String, Value>> {
+fn record_at<'a>(key: &str, state: &'a mut Option<Value>, place: &StatePath) -> Result<&'a mut Map<String, Value>> {
     match at(key, state, place, || Value::Object(Map::new()))? {
         Value::Object(map) => Ok(map),
         other => Err(not_an_object(key, shown(place), other)),
@@ -243,7 +245,7 @@ fn not_an_object(key: &str, place: String, found: &Value) -> StateError {
 fn take(
     key: &str,
     state: &mut Option<Value>,
-    place: &Place,
+    place: &StatePath,
     take: impl FnOnce(&mut Vec<Value>) -> Option<Value>,
 ) -> Result<(Value, bool)> {
     if find(state, place).is_none() {
@@ -294,11 +296,11 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn place(text: &str) -> Place {
+    fn place(text: &str) -> StatePath {
         (!text.is_empty()).then(|| Path::parse(text).unwrap())
     }
 
-    fn check(state: Option<Value>, op: Op, expected: Result<(Option<Value>, Value), &str>) {
+    fn check(state: Option<Value>, op: StateOp, expected: Result<(Option<Value>, Value), &str>) {
         let mut after = state.clone();
         match (op.apply("k", &mut after), expected) {
             (Ok((answer, changed)), Ok(expected)) => {
@@ -315,7 +317,7 @@ mod tests {
 
     #[test]
     fn increments_are_exact_and_never_turn_another_value_into_a_number() {
-        let inc = |path, by: Value| Op::Increment(place(path), by.as_number().unwrap().clone());
+        let inc = |path, by: Value| StateOp::Increment(place(path), by.as_number().unwrap().clone());
         let ok = |state: Value, answer: Value| Ok((Some(state), answer));
         check(None, inc("", json!(2)), ok(json!(2), json!(2)));
         check(Some(json!(i64::MAX)), inc("", json!(1)), ok(json!(1u64 << 63), json!(1u64 << 63)));
@@ -335,21 +337,21 @@ mod tests {
 
     #[test]
     fn lists_are_added_to_and_taken_from_at_both_ends() {
-        let push = |path, values: Value| Op::Push(place(path), values.as_array().unwrap().clone());
+        let push = |path, values: Value| StateOp::Push(place(path), values.as_array().unwrap().clone());
         check(None, push("l", json!([1, 2])), Ok((Some(json!({"l": [1, 2]})), json!(2))));
         check(Some(json!([1])), push("", json!([null])), Ok((Some(json!([1, null])), json!(2))));
         let message = "\"l\" of k is an object; only a list can be added to or taken from";
         check(Some(json!({"l": {}})), push("l", json!([1])), Err(message));
-        check(Some(json!({"l": {}})), Op::RemoveLast(place("l")), Err(message));
-        check(Some(json!([1, 2, 3])), Op::RemoveFirst(None), Ok((Some(json!([2, 3])), json!(1))));
-        check(Some(json!([1, 2, 3])), Op::RemoveLast(None), Ok((Some(json!([1, 2])), json!(3))));
-        check(Some(json!([])), Op::RemoveLast(None), Ok((Some(json!([])), json!(null))));
-        check(None, Op::RemoveFirst(place("l")), Ok((None, json!(null))));
+        check(Some(json!({"l": {}})), StateOp::RemoveLast(place("l")), Err(message));
+        check(Some(json!([1, 2, 3])), StateOp::RemoveFirst(None), Ok((Some(json!([2, 3])), json!(1))));
+        check(Some(json!([1, 2, 3])), StateOp::RemoveLast(None), Ok((Some(json!([1, 2])), json!(3))));
+        check(Some(json!([])), StateOp::RemoveLast(None), Ok((Some(json!([])), json!(null))));
+        check(None, StateOp::RemoveFirst(place("l")), Ok((None, json!(null))));
     }
 
     #[test]
     fn records_and_patches_accumulate() {
-        let set = |entry: &str, value| Op::SetRecord(place("findings"), entry.into(), value);
+        let set = |entry: &str, value| StateOp::SetRecord(place("findings"), entry.into(), value);
         check(None, set("a", json!(1)), Ok((Some(json!({"findings": {"a": 1}})), json!(1))));
         let both = json!({"findings": {"a": 1, "b": {"c": 2}}});
         check(
@@ -357,14 +359,14 @@ mod tests {
             set("b", json!({"c": 2})),
             Ok((Some(both.clone()), json!({"c": 2}))),
         );
-        let delete = |entry: &str| Op::DeleteRecord(place("findings"), entry.into());
+        let delete = |entry: &str| StateOp::DeleteRecord(place("findings"), entry.into());
         check(Some(both.clone()), delete("b"), Ok((Some(json!({"findings": {"a": 1}})), json!({"c": 2}))));
         check(Some(both.clone()), delete("x"), Ok((Some(both.clone()), json!(null))));
         check(Some(json!({"a": 1})), delete("x"), Ok((Some(json!({"a": 1})), json!(null))));
         let merged = json!({"findings": {"a": 1, "b": {"c": 2, "d": 3}}});
         let patch = json!({"findings": {"b": {"d": 3}}});
-        check(Some(both), Op::Patch(patch), Ok((Some(merged.clone()), merged)));
-        check(Some(json!([1])), Op::Patch(json!({})), Err("the state of k is a list; it must be an object"));
+        check(Some(both), StateOp::Patch(patch), Ok((Some(merged.clone()), merged)));
+        check(Some(json!([1])), StateOp::Patch(json!({})), Err("the state of k is a list; it must be an object"));
     }
 
     #[test]

@@ -15,9 +15,9 @@ use tokio::sync::oneshot;
 
 use crate::lane::Rider;
 use crate::panic::message_of;
-use crate::state::batch::Known;
-use crate::state::definition::Definition;
-use crate::state::op::Op;
+use crate::state::batch::KnownState;
+use crate::state::definition::ContainerDefinition;
+use crate::state::op::StateOp;
 use crate::state::{MutationError, Result, StateError, TimeoutOutcome};
 use crate::store::{Check, Env, Key, Rev, Store};
 
@@ -43,25 +43,25 @@ impl<T> Changed<T> {
 }
 
 /// A mutation in a queue.
-pub(crate) struct Job {
-    pub(crate) body: Body,
+pub(crate) struct StateJob {
+    pub(crate) body: JobWork,
     /// The method's name.
     pub(crate) operation: &'static str,
     /// The container's name.
     pub(crate) name: Arc<str>,
     pub(crate) once: Option<Arc<str>>,
-    pub(crate) definition: Arc<Definition>,
+    pub(crate) definition: Arc<ContainerDefinition>,
     /// The condition of the change.
     pub(crate) condition: Option<Condition>,
     /// The check that must pass when the change lands.
-    pub(crate) guard: Option<Guard>,
-    pub(crate) retry: Retry,
+    pub(crate) guard: Option<GuardCheck>,
+    pub(crate) retry: MutationRetry,
     /// How often it was run on a state that was out of date.
     pub(crate) tried: u32,
     /// The containers that the calling task is mutating.
-    pub(crate) held: Held,
+    pub(crate) held: HeldContainers,
     pub(crate) progress: Arc<Progress>,
-    pub(crate) rider: Option<Riding>,
+    pub(crate) rider: Option<StateRider>,
 }
 
 /// A caller's condition on a container before it is changed.
@@ -88,26 +88,27 @@ impl Condition {
 }
 
 /// A check that must pass, and the error text if it fails.
-pub(crate) type Guard = (Check, Arc<str>);
+pub(crate) type GuardCheck = (Check, Arc<str>);
 
 /// The rider of a mutation. If nothing is written, the rider gets the state that the mutation saw, and the answer if
 /// the mutation did not fail on that state.
-pub(crate) type Riding = Box<dyn Rider<Changed, (Known, Option<Changed>)>>;
+pub(crate) type StateRider = Box<dyn Rider<Changed, (KnownState, Option<Changed>)>>;
 
 /// The work of a job.
-pub(crate) enum Body {
-    Op(Op, oneshot::Sender<Result<Changed>>),
+pub(crate) enum JobWork {
+    Op(StateOp, oneshot::Sender<Result<Changed>>),
     Mutator(Box<dyn Mutator>),
 }
 
 /// Code of a caller, which may run again on newer state.
 pub(crate) trait Mutator: Send {
-    fn run(&mut self, state: Option<Value>) -> Running;
+    fn run(&mut self, state: Option<Value>) -> RunningMutator;
     fn settle(self: Box<Self>, settled: Settled);
 }
 
 /// A running mutator. Its error is of the caller's own type.
-pub(crate) type Running = Quiet<Pin<Box<dyn Future<Output = std::result::Result<Option<Value>, Refusal>> + Send>>>;
+pub(crate) type RunningMutator =
+    Quiet<Pin<Box<dyn Future<Output = std::result::Result<Option<Value>, Refusal>> + Send>>>;
 pub(crate) type Refusal = Box<dyn Any + Send>;
 
 /// A value of a caller. If its drop panics, no other caller is affected.
@@ -140,18 +141,18 @@ pub(crate) enum Settled {
 
 /// How often, and with which pauses, a mutation is tried if other writers are faster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Retry {
+pub(crate) struct MutationRetry {
     pub(crate) attempts: u32,
     /// Doubles after each attempt.
     pub(crate) pause: Duration,
 }
 
-impl Job {
+impl StateJob {
     /// Identifies a call by its operation and arguments, as far as they are known.
     pub(crate) fn fingerprint(&self) -> u64 {
         let mut arguments = match &self.body {
-            Body::Op(op, _) => serde_json::to_vec(&op.event(self.operation)).unwrap_or_default(),
-            Body::Mutator(_) => self.operation.as_bytes().to_vec(),
+            JobWork::Op(op, _) => serde_json::to_vec(&op.event(self.operation)).unwrap_or_default(),
+            JobWork::Mutator(_) => self.operation.as_bytes().to_vec(),
         };
         // A call without a condition keeps the fingerprint that is already in stored answers and journals.
         match self.condition {
@@ -169,11 +170,11 @@ impl Job {
 
     pub(crate) fn settle(self, settled: Settled) {
         match (self.body, settled) {
-            (Body::Mutator(mutator), settled) => mutator.settle(settled),
-            (Body::Op(_, reply), Settled::Done(changed)) => drop(reply.send(Ok(changed))),
-            (Body::Op(_, reply), Settled::Failed(error)) => drop(reply.send(Err(error))),
+            (JobWork::Mutator(mutator), settled) => mutator.settle(settled),
+            (JobWork::Op(_, reply), Settled::Done(changed)) => drop(reply.send(Ok(changed))),
+            (JobWork::Op(_, reply), Settled::Failed(error)) => drop(reply.send(Err(error))),
             // An operation has no error type of the caller.
-            (Body::Op(..), Settled::Refused(_)) => {}
+            (JobWork::Op(..), Settled::Refused(_)) => {}
         }
     }
 }
@@ -228,21 +229,21 @@ impl PartialEq for Identity {
 
 /// The containers that a task is mutating, outermost first.
 #[derive(Clone, Default)]
-pub(crate) struct Held(Option<Arc<Hold>>);
+pub(crate) struct HeldContainers(Option<Arc<Hold>>);
 
 struct Hold {
     container: Identity,
-    outer: Held,
+    outer: HeldContainers,
 }
 
 tokio::task_local! {
-    static HELD: Held;
+    static HELD: HeldContainers;
 }
 
-impl Held {
+impl HeldContainers {
     /// The containers that the current task is mutating.
-    pub(crate) fn by_this_task() -> Held {
-        HELD.try_with(Held::clone).unwrap_or_default()
+    pub(crate) fn by_this_task() -> HeldContainers {
+        HELD.try_with(HeldContainers::clone).unwrap_or_default()
     }
 
     pub(crate) fn has(&self, container: &Identity) -> bool {
@@ -256,8 +257,8 @@ impl Held {
         false
     }
 
-    pub(crate) fn and(&self, container: Identity) -> Held {
-        Held(Some(Arc::new(Hold { container, outer: self.clone() })))
+    pub(crate) fn and(&self, container: Identity) -> HeldContainers {
+        HeldContainers(Some(Arc::new(Hold { container, outer: self.clone() })))
     }
 }
 
@@ -270,7 +271,7 @@ pub(crate) enum Ran {
 }
 
 /// Runs a mutator until it ends, or with `once` until it must wait. Everything that it calls can see `held`.
-pub(crate) async fn drive(running: &mut Running, held: Held, once: bool) -> Ran {
+pub(crate) async fn drive(running: &mut RunningMutator, held: HeldContainers, once: bool) -> Ran {
     let step = std::future::poll_fn(|context| {
         match std::panic::catch_unwind(AssertUnwindSafe(|| running.get().as_mut().poll(context))) {
             Ok(Poll::Ready(ended)) => Poll::Ready(Ran::Ended(ended)),
@@ -283,13 +284,17 @@ pub(crate) async fn drive(running: &mut Running, held: Held, once: bool) -> Ran 
 }
 
 /// Starts a mutator. It may panic before it returns a future.
-pub(crate) fn start(mutator: &mut dyn Mutator, state: Option<Value>, held: &Held) -> Result<Running, String> {
+pub(crate) fn start(
+    mutator: &mut dyn Mutator,
+    state: Option<Value>,
+    held: &HeldContainers,
+) -> Result<RunningMutator, String> {
     let run = || HELD.sync_scope(held.clone(), || mutator.run(state));
     std::panic::catch_unwind(AssertUnwindSafe(run)).map_err(|panic| message_of(&*panic))
 }
 
 /// A caller that waits for its job. Dropping it withdraws the job if it has not started.
-pub(crate) struct Waiting<'a, R> {
+pub(crate) struct JobWaiter<'a, R> {
     pub(crate) answer: oneshot::Receiver<R>,
     pub(crate) progress: Arc<Progress>,
     pub(crate) env: &'a Env,
@@ -297,13 +302,13 @@ pub(crate) struct Waiting<'a, R> {
     pub(crate) timeout: Option<Duration>,
 }
 
-impl<R> Drop for Waiting<'_, R> {
+impl<R> Drop for JobWaiter<'_, R> {
     fn drop(&mut self) {
         self.progress.withdraw();
     }
 }
 
-impl<R> Waiting<'_, R> {
+impl<R> JobWaiter<'_, R> {
     pub(crate) async fn answered<E>(mut self) -> Result<R, MutationError<E>> {
         let begin = self.env.monotonic();
         let mut sleep = None;

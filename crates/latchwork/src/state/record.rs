@@ -10,30 +10,30 @@ const PRESENT: u8 = 1;
 
 /// The value of a key of the space `state`.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Record {
+pub(crate) enum StateRecord {
     Removed,
     Present(Value),
 }
 
-impl Record {
-    pub(crate) fn of(state: Option<Value>) -> Record {
-        state.map_or(Record::Removed, Record::Present)
+impl StateRecord {
+    pub(crate) fn of(state: Option<Value>) -> StateRecord {
+        state.map_or(StateRecord::Removed, StateRecord::Present)
     }
 
     pub(crate) fn into_state(self) -> Option<Value> {
         match self {
-            Record::Removed => None,
-            Record::Present(value) => Some(value),
+            StateRecord::Removed => None,
+            StateRecord::Present(value) => Some(value),
         }
     }
 }
 
-impl crate::record::Record for Record {
+impl crate::record::Record for StateRecord {
     fn encode(&self) -> Bytes {
         let mut out = vec![Self::VERSION];
         match self {
-            Record::Removed => out.push(REMOVED),
-            Record::Present(value) => {
+            StateRecord::Removed => out.push(REMOVED),
+            StateRecord::Present(value) => {
                 out.push(PRESENT);
                 serde_json::to_writer(&mut out, value).expect("JSON values can be written to memory");
             }
@@ -41,10 +41,10 @@ impl crate::record::Record for Record {
         out.into()
     }
 
-    fn read(_: u8, fields: &[u8]) -> Option<Record> {
+    fn read(_: u8, fields: &[u8]) -> Option<StateRecord> {
         match fields {
-            [REMOVED] => Some(Record::Removed),
-            [PRESENT, json @ ..] => crate::json::parse_stored(json).map(Record::Present),
+            [REMOVED] => Some(StateRecord::Removed),
+            [PRESENT, json @ ..] => crate::json::parse_stored(json).map(StateRecord::Present),
             _ => None,
         }
     }
@@ -59,13 +59,16 @@ mod tests {
     #[test]
     fn a_record_comes_back_as_it_was_stored() {
         let deep = (0..127).fold(json!(1), |inner, _| json!([inner]));
-        for record in
-            [Record::Removed, Record::Present(json!(null)), Record::Present(json!({"a": 1.5})), Record::Present(deep)]
-        {
-            assert_eq!(Record::decode(&record.encode()), Ok(record));
+        for record in [
+            StateRecord::Removed,
+            StateRecord::Present(json!(null)),
+            StateRecord::Present(json!({"a": 1.5})),
+            StateRecord::Present(deep),
+        ] {
+            assert_eq!(StateRecord::decode(&record.encode()), Ok(record));
         }
         for bytes in [&[][..], &[1], &[1, 0, 0], &[1, 1], &[2, 0], &[1, 1, b'{']] {
-            assert!(Record::decode(bytes).is_err(), "{bytes:?}");
+            assert!(StateRecord::decode(bytes).is_err(), "{bytes:?}");
         }
     }
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Number, Value};
 
 use crate::state::container::{Container, Steward, to_json};
-use crate::state::op::Op;
+use crate::state::op::StateOp;
 use crate::state::queue::Changed;
 use crate::state::{MutationError, Result, StateError, StateWatch};
 use crate::store::{Generation, Rev, Right};
@@ -124,14 +124,14 @@ impl<T: Serialize + DeserializeOwned> Slot<T> {
 
     /// Replaces the value.
     pub fn set(&self, value: T) -> impl Future<Output = Result<Changed<T>>> + use<T> {
-        let op = self.container.value(&value).map(Op::Set);
+        let op = self.container.value(&value).map(StateOp::Set);
         let done = self.container.clone().done("set", op);
         async move { Ok(done.await?.with(value)) }
     }
 
     /// Removes the value.
     pub fn delete(&self) -> impl Future<Output = Result<Changed<()>>> + use<T> {
-        let done = self.container.clone().done("delete", Ok(Op::Delete));
+        let done = self.container.clone().done("delete", Ok(StateOp::Delete));
         async move { Ok(done.await?.with(())) }
     }
 
@@ -176,7 +176,7 @@ impl<T: Serialize + DeserializeOwned> Slot<T> {
 
     /// Adds to a number; a slot without a value counts as zero.
     pub fn increment<N: Into<Number>>(&self, by: N) -> impl Future<Output = Result<Changed<T>>> + use<N, T> {
-        self.clone().done("increment", Ok(Op::Increment(None, by.into())))
+        self.clone().done("increment", Ok(StateOp::Increment(None, by.into())))
     }
 
     /// Merges into an object as a JSON merge patch does.
@@ -190,7 +190,7 @@ impl<T: Serialize + DeserializeOwned> Slot<T> {
         self.container.watch(after)
     }
 
-    async fn done(self, operation: &'static str, op: Result<Op>) -> Result<Changed<T>> {
+    async fn done(self, operation: &'static str, op: Result<StateOp>) -> Result<Changed<T>> {
         let changed = self.container.clone().done(operation, op).await?;
         self.typed(changed)
     }
@@ -204,7 +204,7 @@ impl<T: Serialize + DeserializeOwned> Slot<T> {
 impl<E: Serialize + DeserializeOwned> Slot<Vec<E>> {
     /// Adds an element to the end. Returns the length.
     pub fn append(&self, element: E) -> impl Future<Output = Result<Changed<u64>>> + Send + use<E> {
-        let op = self.container.value(&element).map(|element| Op::Push(None, vec![element]));
+        let op = self.container.value(&element).map(|element| StateOp::Push(None, vec![element]));
         let done = self.container.clone().done("append", op);
         async move {
             let changed = done.await?;
@@ -215,13 +215,13 @@ impl<E: Serialize + DeserializeOwned> Slot<Vec<E>> {
 
     /// Removes and returns the first element; `None` if the list is empty.
     pub fn remove_first(&self) -> impl Future<Output = Result<Changed<Option<E>>>> + use<E> {
-        let (slot, done) = (self.clone(), self.container.clone().done("remove_first", Ok(Op::RemoveFirst(None))));
+        let (slot, done) = (self.clone(), self.container.clone().done("remove_first", Ok(StateOp::RemoveFirst(None))));
         async move { slot.removed(done.await?) }
     }
 
     /// Removes and returns the last element; `None` if the list is empty.
     pub fn remove_last(&self) -> impl Future<Output = Result<Changed<Option<E>>>> + use<E> {
-        let (slot, done) = (self.clone(), self.container.clone().done("remove_last", Ok(Op::RemoveLast(None))));
+        let (slot, done) = (self.clone(), self.container.clone().done("remove_last", Ok(StateOp::RemoveLast(None))));
         async move { slot.removed(done.await?) }
     }
 

@@ -9,57 +9,61 @@ use parking_lot::Mutex;
 
 use crate::lane::as_found;
 use crate::record::Record as _;
-use crate::state::container::{Place, Steward};
-use crate::state::{Batch, Held, Job, Known, Result, StateError, Told};
+use crate::state::container::{ContainerPlace, Steward};
+use crate::state::{ContainerEvents, HeldContainers, KnownState, Result, StateBatch, StateError, StateJob};
 use crate::store::{Check, Commit, Key, View};
 
 /// The future of a steward.
-type Boxed<'a, T> = std::pin::Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+type StewardFuture<'a, T> = std::pin::Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// The slots of a transaction as they will be.
-pub(crate) struct Staged {
+pub(crate) struct StagedSlots {
     /// The limit of a value's size, in bytes.
     limit: usize,
     view: Arc<View>,
-    slots: tokio::sync::Mutex<BTreeMap<Key, Batch>>,
+    slots: tokio::sync::Mutex<BTreeMap<Key, StateBatch>>,
     /// The checks that must pass when the changes land.
     guards: Mutex<Vec<Check>>,
 }
 
-impl Steward for Staged {
-    fn read<'a>(&'a self, place: &'a Place) -> Boxed<'a, Result<Known>> {
+impl Steward for StagedSlots {
+    fn read<'a>(&'a self, place: &'a ContainerPlace) -> StewardFuture<'a, Result<KnownState>> {
         Box::pin(async move {
             let mut slots = self.slots.lock().await;
             Ok(self.batch(&mut slots, place).await?.now())
         })
     }
 
-    fn change<'a>(&'a self, place: &'a Place, job: Job) -> Boxed<'a, Result<()>> {
+    fn change<'a>(&'a self, place: &'a ContainerPlace, job: StateJob) -> StewardFuture<'a, Result<()>> {
         Box::pin(async move {
             let mut slots = self.slots.lock().await;
             self.guards.lock().extend(job.guard.clone().map(|(check, _)| check));
             let batch = self.batch(&mut slots, place).await?;
-            if let Some(done) = batch.run_alone(job, Held::default()).await {
+            if let Some(done) = batch.run_alone(job, HeldContainers::default()).await {
                 done.within(self.limit, batch).settle(batch.rev());
             }
             Ok(())
         })
     }
 
-    fn failed(&self, error: StateError) -> Boxed<'_, StateError> {
+    fn failed(&self, error: StateError) -> StewardFuture<'_, StateError> {
         Box::pin(ready(error))
     }
 }
 
-impl Staged {
-    pub(crate) fn new(view: Arc<View>, limit: usize) -> Staged {
-        Staged { limit, view, slots: Default::default(), guards: Mutex::default() }
+impl StagedSlots {
+    pub(crate) fn new(view: Arc<View>, limit: usize) -> StagedSlots {
+        StagedSlots { limit, view, slots: Default::default(), guards: Mutex::default() }
     }
 
-    async fn batch<'a>(&self, slots: &'a mut BTreeMap<Key, Batch>, place: &Place) -> Result<&'a mut Batch> {
+    async fn batch<'a>(
+        &self,
+        slots: &'a mut BTreeMap<Key, StateBatch>,
+        place: &ContainerPlace,
+    ) -> Result<&'a mut StateBatch> {
         if !slots.contains_key(&place.key) {
-            let known = Known::at(&self.view, &place.key, &place.name).await?;
-            slots.insert(place.key.clone(), Batch::new(known, place.name.clone()));
+            let known = KnownState::at(&self.view, &place.key, &place.name).await?;
+            slots.insert(place.key.clone(), StateBatch::new(known, place.name.clone()));
         }
         Ok(slots.get_mut(&place.key).expect("the batch was inserted above"))
     }
@@ -75,6 +79,6 @@ impl Staged {
                 told.push(batch.told());
             }
         }
-        if told.is_empty() { commit } else { commit.meta(Told::encode(told)) }
+        if told.is_empty() { commit } else { commit.meta(ContainerEvents::encode(told)) }
     }
 }

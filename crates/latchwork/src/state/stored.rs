@@ -6,12 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backoff::{doubled, jittered};
-use crate::lane::{Lanes, Part, Placed, Plan, Runtime, Tag, as_found};
+use crate::lane::{LanePlan, Lanes, Part, Placed, Runtime, Tag, as_found};
 use crate::record::Record;
-use crate::state::batch::{Batch, CameTo, Done, Known};
-use crate::state::once::{Answer, Answers};
-use crate::state::queue::{Body, Changed, Condition, Identity, Job, Ran, Retry, Running, Settled, drive};
-use crate::state::watch::Told;
+use crate::state::batch::{CameTo, FinishedJob, KnownState, StateBatch};
+use crate::state::once::{Answers, KeptAnswer};
+use crate::state::queue::{
+    Changed, Condition, Identity, JobWork, MutationRetry, Ran, RunningMutator, Settled, StateJob, drive,
+};
+use crate::state::watch::ContainerEvents;
 use crate::state::{Result, StateError};
 use crate::store::{Actual, Commit, Env, ErrorKind, Key, Receipt, Refusal, Rev, Space, Store, StoreError};
 
@@ -35,12 +37,12 @@ pub(crate) struct Shelf {
 
 /// A job that has not started, or that has run up to its first wait.
 pub(crate) struct Item {
-    job: Job,
-    started: Option<Running>,
+    job: StateJob,
+    started: Option<RunningMutator>,
 }
 
-impl From<Job> for Item {
-    fn from(job: Job) -> Item {
+impl From<StateJob> for Item {
+    fn from(job: StateJob) -> Item {
         Item { job, started: None }
     }
 }
@@ -51,13 +53,13 @@ impl Shelf {
     }
 
     /// Puts a job into a container's lane.
-    pub(crate) fn submit(self: &Arc<Shelf>, key: &Key, job: Job) -> Result<()> {
+    pub(crate) fn submit(self: &Arc<Shelf>, key: &Key, job: StateJob) -> Result<()> {
         Lanes::submit(self, key, job.into()).map_err(|_| StateError::NoRuntime)
     }
 
     /// Reads a container.
-    pub(crate) async fn read(&self, key: &Key, name: &str) -> Result<Known> {
-        Known::at(&self.store.view().await?, key, name).await
+    pub(crate) async fn read(&self, key: &Key, name: &str) -> Result<KnownState> {
+        KnownState::at(&self.store.view().await?, key, name).await
     }
 
     #[cfg(test)]
@@ -69,9 +71,8 @@ impl Shelf {
         self.store.env()
     }
 
-    /// Runs jobs on a state, until one of them must wait.
-    async fn run(&self, key: &Key, known: Known, jobs: &mut VecDeque<Item>, most: usize, name: &Arc<str>) -> Batch {
-        let mut batch = Batch::new(known, name.clone());
+    /// Runs jobs on the state of a batch, until one of them must wait.
+    async fn run(&self, key: &Key, batch: &mut StateBatch, jobs: &mut VecDeque<Item>, most: usize) {
         let held_here = Identity::Stored(self.store.clone(), key.clone());
         let mut is_full = false;
         while !is_full
@@ -112,7 +113,7 @@ impl Shelf {
             }
             // The answer must name the state at its rev, so no other change follows in this commit.
             is_full = job.condition.is_some();
-            if let Body::Op(..) = job.body {
+            if let JobWork::Op(..) = job.body {
                 batch.run_op(job, answer_key);
                 continue;
             }
@@ -138,19 +139,18 @@ impl Shelf {
                 ran => batch.ran(job, ran, answer_key),
             }
         }
-        batch
     }
 
     /// Makes a commit of a batch.
-    async fn prepared(&self, key: &Key, batch: &mut Batch) -> Result<(Commit, Placed, Vec<Option<Placed>>)> {
+    async fn prepared(&self, key: &Key, batch: &mut StateBatch) -> Result<(Commit, Placed, Vec<Option<Placed>>)> {
         let part = Part::default().check(CONTAINER, as_found(key.clone(), batch.known.rev));
         let part = if batch.changed { part.put(key, batch.record().encode()) } else { part };
         let (mut commit, own, _) = part.place_whole(Commit::new());
         if batch.changed {
-            commit = commit.meta(Told::encode(vec![batch.told()]));
+            commit = commit.meta(ContainerEvents::encode(vec![batch.told()]));
         }
         for (key, answer) in batch.done.iter().filter_map(|done| done.answer.as_ref()) {
-            let answer = Answer { rev: batch.rev().0, ..answer.clone() };
+            let answer = KeptAnswer { rev: batch.rev().0, ..answer.clone() };
             commit = self.answers.put(commit, key, self.env().now(), &answer);
         }
         if batch.done.iter().any(|done| done.answer.is_some()) {
@@ -175,20 +175,20 @@ impl Shelf {
 }
 
 /// Jobs that share a commit.
-pub(crate) struct Sent {
-    batch: Batch,
+pub(crate) struct SentBatch {
+    batch: StateBatch,
     own: Placed,
     /// One for each job.
     guards: Vec<Option<Placed>>,
 }
 
 /// Answers a job with the kept answer of its idempotency key.
-fn settle_again(mut job: Job, answer: Answer) {
-    let Answer { operation, fingerprint, value, rev, changed } = answer;
+fn settle_again(mut job: StateJob, answer: KeptAnswer) {
+    let KeptAnswer { operation, fingerprint, value, rev, changed } = answer;
     if fingerprint == job.fingerprint() {
         if let Some(rider) = &mut job.rider {
             let changed = Changed { value: value.clone(), rev: Rev(rev), changed, repeated: true };
-            rider.rests((Known { rev: None, state: None }, Some(changed)));
+            rider.rests((KnownState { rev: None, state: None }, Some(changed)));
         }
         job.settle(Settled::Done(Changed { value, rev: Rev(rev), changed, repeated: true }));
         return;
@@ -198,12 +198,12 @@ fn settle_again(mut job: Job, answer: Answer) {
     job.settle(Settled::Failed(StateError::OnceReused { key, once, operation }));
 }
 
-impl Plan for Shelf {
+impl LanePlan for Shelf {
     type Key = Key;
     type Job = Item;
     /// The state that the last commit has left.
-    type Known = Option<Known>;
-    type Batch = Sent;
+    type Known = Option<KnownState>;
+    type Batch = SentBatch;
 
     const MOST: usize = 1024;
 
@@ -222,10 +222,10 @@ impl Plan for Shelf {
     async fn plan(
         self: &Arc<Shelf>,
         key: &Key,
-        known: &mut Option<Known>,
+        known: &mut Option<KnownState>,
         jobs: &mut VecDeque<Item>,
         most: usize,
-    ) -> Option<(Commit, Sent)> {
+    ) -> Option<(Commit, SentBatch)> {
         let name = jobs.front()?.job.name.clone();
         let state = match known.take() {
             Some(known) => Ok(known),
@@ -239,13 +239,14 @@ impl Plan for Shelf {
                 return None;
             }
         };
-        let mut batch = self.run(key, state, jobs, most, &name).await;
+        let mut batch = StateBatch::new(state, name);
+        self.run(key, &mut batch, jobs, most).await;
         if batch.done.is_empty() {
             *known = Some(batch.known);
             return None;
         }
         match self.prepared(key, &mut batch).await {
-            Ok((commit, own, guards)) => Some((commit, Sent { batch, own, guards })),
+            Ok((commit, own, guards)) => Some((commit, SentBatch { batch, own, guards })),
             Err(error) => {
                 fail(batch, error);
                 None
@@ -253,15 +254,15 @@ impl Plan for Shelf {
         }
     }
 
-    fn size(sent: &Sent) -> usize {
+    fn size(sent: &SentBatch) -> usize {
         sent.batch.done.len()
     }
 
-    fn landed(self: &Arc<Shelf>, _: &Key, known: &mut Option<Known>, sent: Sent, receipt: &Receipt) {
+    fn landed(self: &Arc<Shelf>, _: &Key, known: &mut Option<KnownState>, sent: SentBatch, receipt: &Receipt) {
         let batch = sent.batch;
         let rev = batch.rev();
         let written = batch.changed || batch.known.rev.is_some();
-        *known = Some(Known { rev: written.then_some(rev), state: batch.state });
+        *known = Some(KnownState { rev: written.then_some(rev), state: batch.state });
         for mut done in batch.done {
             match &mut done.job.rider {
                 Some(rider) if done.came_to.boards() => rider.landed(receipt),
@@ -274,12 +275,12 @@ impl Plan for Shelf {
     async fn refused(
         self: &Arc<Shelf>,
         _: &Key,
-        _: &mut Option<Known>,
-        sent: Sent,
+        _: &mut Option<KnownState>,
+        sent: SentBatch,
         refusal: Refusal,
         jobs: &mut VecDeque<Item>,
     ) {
-        let Sent { batch, own, guards } = sent;
+        let SentBatch { batch, own, guards } = sent;
         let moved =
             own.failed(&refusal).find(|(_, tag, _)| *tag == CONTAINER).map(|(_, _, failed)| match &failed.actual {
                 Actual::AtRev(rev) => Some(*rev),
@@ -287,7 +288,7 @@ impl Plan for Shelf {
             });
         let expected = batch.known.rev;
         let (mut again, mut pause) = (Vec::new(), Duration::ZERO);
-        for (Done { mut job, came_to, answer, .. }, guard) in batch.done.into_iter().zip(guards) {
+        for (FinishedJob { mut job, came_to, answer, .. }, guard) in batch.done.into_iter().zip(guards) {
             if guard.is_some_and(|guard| guard.has_failed(&refusal, GUARD)) {
                 let lost = job.guard.as_ref().map_or("the right to write is lost", |(_, lost)| &**lost);
                 let (key, reason) = (job.name.to_string(), lost.to_string());
@@ -325,12 +326,18 @@ impl Plan for Shelf {
         }
     }
 
-    fn split(self: &Arc<Shelf>, known: &mut Option<Known>, sent: Sent, jobs: &mut VecDeque<Item>) {
+    fn split(self: &Arc<Shelf>, known: &mut Option<KnownState>, sent: SentBatch, jobs: &mut VecDeque<Item>) {
         *known = Some(sent.batch.known);
         put_back(sent.batch.done.into_iter().map(|done| done.job), jobs);
     }
 
-    fn failed(self: &Arc<Shelf>, known: &mut Option<Known>, sent: Sent, error: StoreError, jobs: &mut VecDeque<Item>) {
+    fn failed(
+        self: &Arc<Shelf>,
+        known: &mut Option<KnownState>,
+        sent: SentBatch,
+        error: StoreError,
+        jobs: &mut VecDeque<Item>,
+    ) {
         put_back(std::iter::empty(), jobs);
         let (mut batch, limit) = (sent.batch, self.store.limits().value_bytes);
         let length = batch.record().encode().len();
@@ -350,20 +357,20 @@ impl Plan for Shelf {
 
 /// Puts jobs back to the front of the queue. Jobs that have begun start again, because the state they have seen is out
 /// of date.
-fn put_back(again: impl DoubleEndedIterator<Item = Job>, jobs: &mut VecDeque<Item>) {
+fn put_back(again: impl DoubleEndedIterator<Item = StateJob>, jobs: &mut VecDeque<Item>) {
     jobs.iter_mut().for_each(|item| item.started = None);
     again.rev().for_each(|job| jobs.push_front(job.into()));
 }
 
 /// Answers the jobs of a batch with an error of the store.
-fn fail(batch: Batch, error: StateError) {
+fn fail(batch: StateBatch, error: StateError) {
     for mut done in batch.done {
         done.failed(&error);
         done.job.settle(Settled::Failed(error.clone()));
     }
 }
 
-impl Retry {
+impl MutationRetry {
     /// The pauses double up to a limit; up to a half of each is random. After that every other attempt follows at once:
     /// a caller that pauses is slower than callers that never pause, and would lose to them again.
     fn pause_after(self, tried: u32, env: &Env) -> Duration {

@@ -7,7 +7,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use crate::record::Record as _;
 use crate::state::Result;
 use crate::state::op::Event;
-use crate::state::record::Record;
+use crate::state::record::StateRecord;
 use crate::store::{Generation, Rev, Timestamp, Watch};
 
 /// A committed change of a container.
@@ -29,12 +29,12 @@ pub struct Change {
 /// The changes of a container, each once, in order.
 #[derive(Debug)]
 pub struct StateWatch {
-    pub(crate) source: Source,
+    pub(crate) source: ChangeSource,
     pub(crate) key: String,
 }
 
 #[derive(Debug)]
-pub(crate) enum Source {
+pub(crate) enum ChangeSource {
     Stored(Box<Watch>),
     Memory(UnboundedReceiver<Change>),
 }
@@ -44,17 +44,17 @@ impl StateWatch {
     /// container was in memory and is gone.
     pub async fn next(&mut self) -> Result<Option<Change>> {
         let watch = match &mut self.source {
-            Source::Memory(changes) => return Ok(changes.recv().await),
-            Source::Stored(watch) => watch,
+            ChangeSource::Memory(changes) => return Ok(changes.recv().await),
+            ChangeSource::Stored(watch) => watch,
         };
         loop {
             let commit = watch.next().await?;
             let Some(change) = commit.changes.into_iter().next() else { continue };
             let state = match change.value {
-                Some(value) => Record::decode(&value).map_err(|why| why.at(&*self.key))?.into_state(),
+                Some(value) => StateRecord::decode(&value).map_err(|why| why.at(&*self.key))?.into_state(),
                 None => None,
             };
-            let events = Told::decode(&commit.meta, &self.key);
+            let events = ContainerEvents::decode(&commit.meta, &self.key);
             let (rev, generation, time) = (change.rev, commit.generation, commit.time);
             return Ok(Some(Change { rev, generation, time, events, state }));
         }
@@ -63,25 +63,25 @@ impl StateWatch {
 
 /// What a commit records in its meta about the containers it changed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Told {
+pub(crate) struct ContainerEvents {
     pub(crate) container: String,
     pub(crate) events: Vec<Event>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Meta {
+struct CommitMeta {
     #[serde(default)]
-    state: Vec<Told>,
+    state: Vec<ContainerEvents>,
 }
 
-impl Told {
-    pub(crate) fn encode(told: Vec<Told>) -> Vec<u8> {
-        serde_json::to_vec(&Meta { state: told }).expect("events can be written as JSON")
+impl ContainerEvents {
+    pub(crate) fn encode(told: Vec<ContainerEvents>) -> Vec<u8> {
+        serde_json::to_vec(&CommitMeta { state: told }).expect("events can be written as JSON")
     }
 
     /// The events of one container. A commit without events, for example a restore, has changed it, too.
     fn decode(meta: &[u8], container: &str) -> Vec<Event> {
-        let told = crate::json::parse_stored::<Meta>(meta).map(|meta| meta.state).unwrap_or_default();
+        let told = crate::json::parse_stored::<CommitMeta>(meta).map(|meta| meta.state).unwrap_or_default();
         told.into_iter().find(|told| told.container == container).map(|told| told.events).unwrap_or_default()
     }
 }

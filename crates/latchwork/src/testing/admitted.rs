@@ -6,36 +6,36 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::record::Record;
 use crate::store::{Key, Write};
 use crate::workflow::ExecutionId;
-use crate::workflow::admission::stored::{Gate, Gates, Kind, Partition};
+use crate::workflow::admission::stored::{Gate, Gates, KeyKind, Partition};
 use crate::workflow::engine::EXECUTIONS;
-use crate::workflow::stored::record::{Execution, Ticket};
+use crate::workflow::stored::record::{Execution, StoredPosition};
 
 /// What the store holds about limits, and the violations found so far.
 #[derive(Default)]
 pub(crate) struct Admitted {
-    limits: BTreeMap<Partition, Limit>,
+    limits: BTreeMap<Partition, AuditedLimit>,
     /// The permits of executions that have not ended.
     held: BTreeMap<ExecutionId, BTreeSet<Partition>>,
     pub(crate) wrong: Vec<String>,
 }
 
 #[derive(Default)]
-struct Limit {
+struct AuditedLimit {
     gate: Gate,
     /// Whether a gate and a bucket are stored. `is_marked` says the same of their markers.
     is_stored: [bool; 2],
     is_marked: [bool; 2],
     ended: BTreeSet<Key>,
     left: BTreeSet<Key>,
-    line: BTreeSet<(Ticket, ExecutionId)>,
+    queue: BTreeSet<(StoredPosition, ExecutionId)>,
     holders: BTreeSet<ExecutionId>,
 }
 
 /// What one commit changes in the queue and the holders of a limit.
 #[derive(Default)]
 struct Changes {
-    added: BTreeSet<(Ticket, ExecutionId)>,
-    taken: BTreeSet<(Ticket, ExecutionId)>,
+    added: BTreeSet<(StoredPosition, ExecutionId)>,
+    taken: BTreeSet<(StoredPosition, ExecutionId)>,
     begun: BTreeSet<ExecutionId>,
 }
 
@@ -67,30 +67,30 @@ impl Admitted {
         let limit = self.limits.entry(partition.clone()).or_default();
         let changes = changes.entry(partition).or_default();
         match (kind, write) {
-            (Kind::Gate, Write::Put(_, value)) => limit.gate = Gate::decode(value).unwrap_or_default(),
-            (Kind::Gate, _) => limit.gate = Gate::default(),
-            (Kind::Ended, Write::Put(key, _)) => drop(limit.ended.insert(key.clone())),
-            (Kind::Ended, write) => drop(limit.ended.remove(write.key())),
-            (Kind::Left, Write::Put(key, _)) => drop(limit.left.insert(key.clone())),
-            (Kind::Left, write) => drop(limit.left.remove(write.key())),
-            (Kind::Line, write) => {
-                let Some(place) = Gates::read_place(write.key()) else { return };
+            (KeyKind::Gate, Write::Put(_, value)) => limit.gate = Gate::decode(value).unwrap_or_default(),
+            (KeyKind::Gate, _) => limit.gate = Gate::default(),
+            (KeyKind::Ended, Write::Put(key, _)) => drop(limit.ended.insert(key.clone())),
+            (KeyKind::Ended, write) => drop(limit.ended.remove(write.key())),
+            (KeyKind::Left, Write::Put(key, _)) => drop(limit.left.insert(key.clone())),
+            (KeyKind::Left, write) => drop(limit.left.remove(write.key())),
+            (KeyKind::Position, write) => {
+                let Some(position) = Gates::read_position(write.key()) else { return };
                 if matches!(write, Write::Put(..)) {
-                    limit.line.insert(place.clone());
-                    changes.added.insert(place);
+                    limit.queue.insert(position.clone());
+                    changes.added.insert(position);
                 } else {
-                    limit.line.remove(&place);
-                    changes.taken.insert(place);
+                    limit.queue.remove(&position);
+                    changes.taken.insert(position);
                 }
             }
-            (Kind::Bucket | Kind::GateMarker | Kind::BucketMarker | Kind::Other, _) => {}
+            (KeyKind::Bucket | KeyKind::GateMarker | KeyKind::BucketMarker | KeyKind::Other, _) => {}
         }
         let is_put = matches!(write, Write::Put(..));
         match kind {
-            Kind::Gate => limit.is_stored[0] = is_put,
-            Kind::Bucket => limit.is_stored[1] = is_put,
-            Kind::GateMarker => limit.is_marked[0] = is_put,
-            Kind::BucketMarker => limit.is_marked[1] = is_put,
+            KeyKind::Gate => limit.is_stored[0] = is_put,
+            KeyKind::Bucket => limit.is_stored[1] = is_put,
+            KeyKind::GateMarker => limit.is_marked[0] = is_put,
+            KeyKind::BucketMarker => limit.is_marked[1] = is_put,
             _ => {}
         }
     }
@@ -116,7 +116,7 @@ impl Admitted {
     fn judge(&mut self, partition: &Partition, changes: &Changes) {
         let limit = self.limits.entry(partition.clone()).or_default();
         let mut complain = |what: String| self.wrong.push(format!("limit {partition:?}: {what}"));
-        let (held, waiting) = (limit.holders.len() as u64, limit.line.len() as u64);
+        let (held, waiting) = (limit.holders.len() as u64, limit.queue.len() as u64);
         let gate = &limit.gate;
         let (ended, left) = (limit.ended.len() as u64, limit.left.len() as u64);
         if gate.held.checked_sub(ended) != Some(held) {
@@ -136,9 +136,9 @@ impl Admitted {
             complain(format!("{:?} hold a permit, but the limit is {}", limit.holders, gate.limit));
         }
         // An admitted execution must stand before all that still wait. Positions that this commit added do not count.
-        let first = limit.line.difference(&changes.added).next();
-        for (ticket, id) in changes.taken.iter().filter(|(_, id)| changes.begun.contains(id)) {
-            if first.is_some_and(|(first, _)| first < ticket) {
+        let first = limit.queue.difference(&changes.added).next();
+        for (position, id) in changes.taken.iter().filter(|(_, id)| changes.begun.contains(id)) {
+            if first.is_some_and(|(first, _)| first < position) {
                 complain(format!("{id} was admitted before {first:?}"));
             }
         }
@@ -151,8 +151,8 @@ impl Admitted {
     /// Checks the end of a simulation, when nothing runs any more.
     pub(crate) fn settled(&mut self) {
         for (partition, limit) in &self.limits {
-            if !limit.line.is_empty() && (limit.holders.len() as u64) < u64::from(limit.gate.limit) {
-                self.wrong.push(format!("limit {partition:?}: {:?} could be admitted", limit.line.first()));
+            if !limit.queue.is_empty() && (limit.holders.len() as u64) < u64::from(limit.gate.limit) {
+                self.wrong.push(format!("limit {partition:?}: {:?} could be admitted", limit.queue.first()));
             }
         }
     }
@@ -167,7 +167,7 @@ mod tests {
     use super::*;
     use crate::store::{SpaceSpec, Store};
     use crate::workflow::admission::stored::{ADMISSION, Bucket, GATES};
-    use crate::workflow::stored::record::{Admission, Needed, Status};
+    use crate::workflow::stored::record::{Admission, Needed, StoredStatus};
 
     /// The writes of starts and ends under a limit of one.
     struct Writes {
@@ -203,7 +203,7 @@ mod tests {
             (ADMISSION.into(), Write::Put(self.gates.ended(&self.at, 0), Vec::new().into()))
         }
 
-        fn execution(&self, id: &str, status: Status) -> (String, Write) {
+        fn execution(&self, id: &str, status: StoredStatus) -> (String, Write) {
             let admission = Admission { gates: vec![Needed::default()], passed: 1, ..Admission::default() };
             let admission = Some(Box::new(admission));
             let execution = Execution { workflow: "w".into(), status, admission, ..Execution::default() };
@@ -220,7 +220,7 @@ mod tests {
     #[tokio::test]
     async fn a_permit_belongs_to_the_commit_of_its_start_and_of_its_end() {
         let w = Writes::new().await;
-        let (runs, ends) = (w.execution("a", Status::Running), w.execution("a", Status::TimedOut));
+        let (runs, ends) = (w.execution("a", StoredStatus::Running), w.execution("a", StoredStatus::TimedOut));
         let wrong = |commits: &[Vec<(String, Write)>]| wrong(&[&[vec![w.marker(), w.gate(0)]], commits].concat());
         assert_eq!(wrong(&[vec![w.gate(1), runs.clone()], vec![w.ended(), ends.clone()]]), [""; 0]);
         let apart = wrong(&[vec![w.gate(1)], vec![runs.clone()]]);
@@ -229,7 +229,7 @@ mod tests {
         assert_eq!(leaked, ["0 executions hold a permit, but the gate counts 1 and 0 ended"]);
         let early = wrong(&[vec![w.gate(1), runs.clone()], vec![w.ended()]]);
         assert_eq!(early, ["1 executions hold a permit, but the gate counts 1 and 1 ended"]);
-        let second = vec![w.gate(2), w.execution("b", Status::Running)];
+        let second = vec![w.gate(2), w.execution("b", StoredStatus::Running)];
         let too_many = wrong(&[vec![w.gate(1), runs], second]);
         assert_eq!(too_many, [r#"{"a", "b"} hold a permit, but the limit is 1"#]);
     }

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::locks::{contradictions, grantable};
-use super::trace::What;
-use crate::lock::name::{FORCED, HEADS, REQUESTS, Spaces, UNFINISHED, read_ticket};
-use crate::lock::stored::{Forced, Head, Request};
+use super::trace::TraceKind;
+use crate::lock::name::{FORCED, HEADS, LockSpaces, REQUESTS, UNFINISHED, read_ticket};
+use crate::lock::stored::{Forced, Head, LockRequest};
 use crate::lock::{LockName, Owner};
 use crate::node::session::{Lease, SESSIONS};
 use crate::record::Record;
@@ -24,7 +24,7 @@ pub(crate) struct Audit {
 #[derive(Default)]
 struct Audited {
     head: Head,
-    requests: BTreeMap<u64, Request>,
+    requests: BTreeMap<u64, LockRequest>,
     /// The largest ticket so far.
     newest: u64,
     /// True if a node has noted that it left requests that could be granted.
@@ -42,7 +42,7 @@ impl Audited {
 
 impl Audit {
     /// Takes in a commit that landed, with the names of the spaces it writes to. Returns the events of locks in it.
-    pub(crate) fn landed(&mut self, writes: &[(String, Write)], checks: &[Check], now: Duration) -> Vec<What> {
+    pub(crate) fn landed(&mut self, writes: &[(String, Write)], checks: &[Check], now: Duration) -> Vec<TraceKind> {
         let (mut events, mut touched) = (Vec::new(), BTreeSet::new());
         for (_, write) in writes.iter().filter(|(space, _)| space == SESSIONS) {
             events.extend(self.session(write, checks, now));
@@ -62,24 +62,26 @@ impl Audit {
                     *known = head;
                     touched.insert(lock);
                 }
-                (REQUESTS, Write::Put(key, value)) => granted.extend(self.request(key, Request::decode(value).ok())),
+                (REQUESTS, Write::Put(key, value)) => {
+                    granted.extend(self.request(key, LockRequest::decode(value).ok()))
+                }
                 (REQUESTS, Write::Delete(key)) => {
                     let Some((lock, token)) = read_ticket(key) else { continue };
                     let request = self.locks.entry(lock.clone()).or_default().requests.remove(&token);
-                    if let Some(Request { owner, granted_us: Some(_), .. }) = request {
-                        events.push(What::Released { lock, token, owner });
+                    if let Some(LockRequest { owner, granted_us: Some(_), .. }) = request {
+                        events.push(TraceKind::Released { lock, token, owner });
                     }
                 }
                 (FORCED, Write::Put(key, value)) => {
                     let Some(((lock, token), forced)) = read_ticket(key).zip(Forced::decode(value).ok()) else {
                         continue;
                     };
-                    let Request { owner, granted_us, .. } = forced.request;
-                    events.push(What::Forced { lock, token, owner, was_held: granted_us.is_some() });
+                    let LockRequest { owner, granted_us, .. } = forced.request;
+                    events.push(TraceKind::Forced { lock, token, owner, was_held: granted_us.is_some() });
                 }
                 (UNFINISHED, write) => {
                     // The other kind of note is about an execution.
-                    let Some(lock) = Spaces::read_unfinished(write.key()) else { continue };
+                    let Some(lock) = LockSpaces::read_unfinished(write.key()) else { continue };
                     self.locks.entry(lock.clone()).or_default().is_noted = matches!(write, Write::Put(..));
                     touched.insert(lock);
                 }
@@ -100,7 +102,7 @@ impl Audit {
     }
 
     /// Takes in a request that is made or granted.
-    fn request(&mut self, key: &Key, request: Option<Request>) -> Option<What> {
+    fn request(&mut self, key: &Key, request: Option<LockRequest>) -> Option<TraceKind> {
         let ((lock, token), request) = read_ticket(key).zip(request)?;
         let audited = self.locks.entry(lock.clone()).or_default();
         let known = audited.requests.insert(token, request.clone());
@@ -120,12 +122,12 @@ impl Audit {
         {
             complain("is granted, but its session has ended");
         }
-        Some(What::Granted { lock, token, permits: request.permits, owner: request.owner })
+        Some(TraceKind::Granted { lock, token, permits: request.permits, owner: request.owner })
     }
 
     /// Takes in the begin, renewal or end of a session. A commit that ends the session of another node checks that the
     /// session was not renewed.
-    fn session(&mut self, write: &Write, checks: &[Check], now: Duration) -> Option<What> {
+    fn session(&mut self, write: &Write, checks: &[Check], now: Duration) -> Option<TraceKind> {
         let id = Uuid::from_slice(write.key().bytes()).ok()?;
         if let Write::Put(_, value) = write {
             let lease = Duration::from_micros(Lease::decode(value).ok()?.lease_us);
@@ -140,7 +142,7 @@ impl Audit {
                 now - renewed
             ));
         }
-        Some(What::Expired(id))
+        Some(TraceKind::Expired(id))
     }
 }
 
@@ -150,9 +152,9 @@ mod tests {
     use crate::lock::LockKind;
     use crate::store::Store;
 
-    async fn spaces() -> Spaces {
+    async fn spaces() -> LockSpaces {
         let store = Store::memory().await.expect("a store in memory");
-        Spaces::declare(&store).await.expect("the spaces of locks")
+        LockSpaces::declare(&store).await.expect("the spaces of locks")
     }
 
     #[tokio::test]
@@ -170,7 +172,7 @@ mod tests {
         let (spaces, lock, ticket) = (spaces().await, LockName::global("m"), 256);
         let head = Head { kind: Some(LockKind::Mutex), waiting: 1, ..Head::default() };
         let owner = Owner::Execution("e".into());
-        let request = Request { owner, permits: 1, id: vec![1], again: Vec::new(), since_us: 0, granted_us: None };
+        let request = LockRequest { owner, permits: 1, id: vec![1], again: Vec::new(), since_us: 0, granted_us: None };
         let note = |is_put: bool| {
             let key = spaces.unfinished(&lock);
             (UNFINISHED.to_string(), if is_put { Write::Put(key, Vec::new().into()) } else { Write::Delete(key) })

@@ -10,7 +10,7 @@ use crate::record::Record;
 use crate::store::{Commit, SpaceId, Write};
 use crate::workflow::ExecutionId;
 use crate::workflow::engine::{EXECUTIONS, JOURNAL};
-use crate::workflow::stored::record::{Entry, EntryState, Execution, Kind, Status};
+use crate::workflow::stored::record::{Entry, EntryState, Execution, Kind, StoredStatus};
 
 type SpaceNames = BTreeMap<SpaceId, String>;
 
@@ -104,14 +104,14 @@ fn operation(entry: &Entry) -> String {
     }
 }
 
-fn status(status: &Status) -> &'static str {
+fn status(status: &StoredStatus) -> &'static str {
     match status {
-        Status::Running => "runs",
-        Status::Waiting => "waits",
-        Status::Parked(_) => "is parked",
-        Status::Completed(_) => "has completed",
-        Status::Failed(_) => "has failed",
-        Status::TimedOut => "has timed out",
-        Status::Cancelled(_) => "is cancelled",
+        StoredStatus::Running => "runs",
+        StoredStatus::Waiting => "waits",
+        StoredStatus::Parked(_) => "is parked",
+        StoredStatus::Completed(_) => "has completed",
+        StoredStatus::Failed(_) => "has failed",
+        StoredStatus::TimedOut => "has timed out",
+        StoredStatus::Cancelled(_) => "is cancelled",
     }
 }

@@ -41,7 +41,7 @@ impl fmt::Display for Crash {
 }
 
 /// Stands between an engine and the memory.
-pub(crate) trait Gate: Send + Sync + 'static {
+pub(crate) trait FaultGate: Send + Sync + 'static {
     /// Lets a read through, or not.
     fn pass(&self) -> Answer<'_, ()>;
 
@@ -55,7 +55,7 @@ pub(crate) struct Life<G> {
     pub(crate) gate: G,
 }
 
-impl<G: Gate> Life<G> {
+impl<G: FaultGate> Life<G> {
     pub(crate) fn through(memory: Arc<MemoryBackend>, gate: G) -> Life<G> {
         Life { memory, gate }
     }
@@ -123,7 +123,7 @@ impl CrashAt {
     }
 }
 
-impl Gate for CrashAt {
+impl FaultGate for CrashAt {
     fn pass(&self) -> Answer<'_, ()> {
         Box::pin(std::future::ready(self.check()))
     }
@@ -146,7 +146,7 @@ impl Gate for CrashAt {
     }
 }
 
-impl<G: Gate> Backend for Life<G> {
+impl<G: FaultGate> Backend for Life<G> {
     fn commit(&self, commit: Commit) -> Answer<'_, Outcome> {
         self.gate.commit(&self.memory, commit)
     }

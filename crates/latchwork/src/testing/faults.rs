@@ -10,8 +10,8 @@ use tokio::sync::Notify;
 
 use super::admitted::Admitted;
 use super::audit::Audit;
-use super::fault::{Gate, Side};
-use super::trace::{Event, Trace, What};
+use super::fault::{FaultGate, Side};
+use super::trace::{Trace, TraceEvent, TraceKind};
 use crate::node::alarm::read_alarm_key;
 use crate::record::Record;
 use crate::store::backend::{Answer, Backend, MemoryBackend};
@@ -114,8 +114,8 @@ impl World {
         owners.contains(&life) && owners.last() != Some(&life)
     }
 
-    pub(crate) fn note(&self, life: u32, what: What) {
-        self.trace.push(Event { at: self.env.monotonic(), time: self.env.now(), life, what });
+    pub(crate) fn note(&self, life: u32, what: TraceKind) {
+        self.trace.push(TraceEvent { at: self.env.monotonic(), time: self.env.now(), life, what });
     }
 
     /// A number below `end`.
@@ -144,7 +144,7 @@ impl World {
             _ => self.duration(Duration::from_millis(100), 16).as_micros() as i64,
         };
         self.clock.jump_to(Timestamp(self.env.now().0.saturating_add_signed(by)));
-        self.note(life, What::Jump(by));
+        self.note(life, TraceKind::Jump(by));
     }
 
     /// Commits, and records the outcome in the trace.
@@ -175,20 +175,20 @@ impl World {
         match &outcome {
             Ok(Outcome::Applied(receipt)) => {
                 let writes: Vec<_> = writes.into_iter().map(|(space, count)| format!("{space} {count}")).collect();
-                self.note(life, What::Commit(receipt.generation, writes.join(", ")));
+                self.note(life, TraceKind::Commit(receipt.generation, writes.join(", ")));
                 if owns {
                     self.owners.lock().push(life);
-                    self.note(life, What::Owner);
+                    self.note(life, TraceKind::Owner);
                 }
                 if let Some(id) = ended {
-                    self.note(life, What::Ended(id));
+                    self.note(life, TraceKind::Ended(id));
                 }
                 let told = self.audit.lock().landed(&locks, &checks, self.env.monotonic());
                 told.into_iter().for_each(|what| self.note(life, what));
                 self.admitted.lock().landed(&limits);
             }
-            Ok(Outcome::Refused(refusal)) => self.note(life, What::Refused(refusal.to_string())),
-            Err(error) => self.note(life, What::Refused(error.to_string())),
+            Ok(Outcome::Refused(refusal)) => self.note(life, TraceKind::Refused(refusal.to_string())),
+            Err(error) => self.note(life, TraceKind::Refused(error.to_string())),
         }
         outcome
     }
@@ -196,7 +196,7 @@ impl World {
 
 /// How a life ends, unless everything has ended before.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Fate {
+enum LifeEnd {
     None,
     Crash(u64, Side),
     Pause(u64, Side),
@@ -207,7 +207,7 @@ enum Fate {
 
 /// What the code that runs the lives must do.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Signal {
+pub(crate) enum LifeCommand {
     /// The process is gone.
     Gone,
     /// Stop the engine.
@@ -217,7 +217,7 @@ pub(crate) enum Signal {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Phase {
+enum LifePhase {
     Alive,
     Frozen,
     Dead,
@@ -227,13 +227,13 @@ enum Phase {
 pub(crate) struct Seeded {
     world: Arc<World>,
     life: u32,
-    fate: Fate,
+    fate: LifeEnd,
     is_calm: bool,
     commits: Mutex<u64>,
-    phase: Arc<Mutex<Phase>>,
+    phase: Arc<Mutex<LifePhase>>,
     /// Wakes waiters in the order in which they began to wait, so that each run of a seed is the same.
     woke: Arc<Notify>,
-    signal: Arc<Mutex<Option<Signal>>>,
+    signal: Arc<Mutex<Option<LifeCommand>>>,
 }
 
 impl Seeded {
@@ -245,42 +245,46 @@ impl Seeded {
             (1 + world.below(1 << (2 + world.below(5))), world.duration(Duration::from_millis(1), 16));
         let mut fates = Vec::new();
         if faults.crashes {
-            fates.extend([Fate::Crash(commit, side); 3]);
+            fates.extend([LifeEnd::Crash(commit, side); 3]);
         }
         if faults.restarts {
-            fates.push(Fate::Stop(commit, later));
+            fates.push(LifeEnd::Stop(commit, later));
         }
         if faults.pauses {
-            fates.extend([Fate::Pause(commit, side), Fate::Pause(commit, side), Fate::Supersede(commit, later)]);
+            fates.extend([
+                LifeEnd::Pause(commit, side),
+                LifeEnd::Pause(commit, side),
+                LifeEnd::Supersede(commit, later),
+            ]);
         }
         let fate = match world.below(fates.len() as u64) as usize {
             chosen if !is_calm && chosen < fates.len() => fates[chosen],
-            _ => Fate::None,
+            _ => LifeEnd::None,
         };
-        let (commits, phase) = (Mutex::new(0), Arc::new(Mutex::new(Phase::Alive)));
+        let (commits, phase) = (Mutex::new(0), Arc::new(Mutex::new(LifePhase::Alive)));
         let (woke, signal) = (Arc::default(), Arc::default());
         Seeded { world: world.clone(), life, fate, is_calm, commits, phase, woke, signal }
     }
 
     /// Returns what must be done now, and clears it.
-    pub(crate) fn take_signal(&self) -> Option<Signal> {
+    pub(crate) fn take_signal(&self) -> Option<LifeCommand> {
         self.signal.lock().take()
     }
 
     /// True if the process is paused.
     pub(crate) fn is_frozen(&self) -> bool {
-        *self.phase.lock() == Phase::Frozen
+        *self.phase.lock() == LifePhase::Frozen
     }
 
     /// Ends this life: no call gets an answer any more.
     pub(crate) fn die(&self) {
-        *self.phase.lock() = Phase::Dead;
-        *self.signal.lock() = Some(Signal::Gone);
+        *self.phase.lock() = LifePhase::Dead;
+        *self.signal.lock() = Some(LifeCommand::Gone);
     }
 
     /// Returns when the process runs. It never returns in a dead process.
     async fn alive(&self) {
-        while *self.phase.lock() != Phase::Alive {
+        while *self.phase.lock() != LifePhase::Alive {
             self.woke.notified().await;
         }
     }
@@ -288,16 +292,16 @@ impl Seeded {
     /// Does what the fate of this life says for this side of this commit.
     async fn meet(&self, number: u64, here: Side) {
         match self.fate {
-            Fate::Crash(commit, side) if (commit, side) == (number, here) => {
-                self.world.note(self.life, What::Crash(side));
+            LifeEnd::Crash(commit, side) if (commit, side) == (number, here) => {
+                self.world.note(self.life, TraceKind::Crash(side));
                 self.die();
             }
-            Fate::Pause(commit, side) if (commit, side) == (number, here) => self.freeze(side),
-            Fate::Stop(commit, later) if (commit, Side::After) == (number, here) => {
-                self.signal_later(Signal::Stop, later)
+            LifeEnd::Pause(commit, side) if (commit, side) == (number, here) => self.freeze(side),
+            LifeEnd::Stop(commit, later) if (commit, Side::After) == (number, here) => {
+                self.signal_later(LifeCommand::Stop, later)
             }
-            Fate::Supersede(commit, later) if (commit, Side::After) == (number, here) => {
-                self.signal_later(Signal::Supersede, later);
+            LifeEnd::Supersede(commit, later) if (commit, Side::After) == (number, here) => {
+                self.signal_later(LifeCommand::Supersede, later);
             }
             _ => {}
         }
@@ -307,19 +311,19 @@ impl Seeded {
     /// Pauses the process for a while. The next owner may or may not start before the pause ends.
     fn freeze(&self, side: Side) {
         let length = self.world.duration(Duration::from_millis(10), 20);
-        self.world.note(self.life, What::Pause(side, length));
-        *self.phase.lock() = Phase::Frozen;
-        *self.signal.lock() = Some(Signal::Supersede);
+        self.world.note(self.life, TraceKind::Pause(side, length));
+        *self.phase.lock() = LifePhase::Frozen;
+        *self.signal.lock() = Some(LifeCommand::Supersede);
         let (world, life, phase, woke) = (self.world.clone(), self.life, self.phase.clone(), self.woke.clone());
         tokio::spawn(async move {
             world.env.sleep(length).await;
-            *phase.lock() = Phase::Alive;
-            world.note(life, What::Woke);
+            *phase.lock() = LifePhase::Alive;
+            world.note(life, TraceKind::Woke);
             woke.notify_waiters();
         });
     }
 
-    fn signal_later(&self, signal: Signal, later: Duration) {
+    fn signal_later(&self, signal: LifeCommand, later: Duration) {
         let (world, slot) = (self.world.clone(), self.signal.clone());
         tokio::spawn(async move {
             world.env.sleep(later).await;
@@ -342,14 +346,14 @@ impl Seeded {
             if decided {
                 let _ = world.land(life, commit).await;
             }
-            world.note(life, What::Lost { decided });
+            world.note(life, TraceKind::Lost { decided });
             world.env.sleep(delay).await;
             return Err(StoreError::Uncertain { cause: "the connection broke".into() });
         }
         if !world.happens(world.odds.slow) {
             return world.land(life, commit).await;
         }
-        world.note(life, What::Slow(delay));
+        world.note(life, TraceKind::Slow(delay));
         let arrives_late = world.below(2) == 0;
         // A commit that takes the shards has no check. If it landed after the next engine had taken them, a process
         // that no longer exists would become the owner.
@@ -368,7 +372,7 @@ impl Seeded {
     }
 }
 
-impl Gate for Seeded {
+impl FaultGate for Seeded {
     fn pass(&self) -> Answer<'_, ()> {
         Box::pin(async move {
             self.alive().await;

@@ -7,7 +7,7 @@ use crate::node::alarm::alarm_key;
 use crate::record::Record;
 use crate::store::{Key, Order, Range, Store, Timestamp, View};
 use crate::testing::locks;
-use crate::workflow::engine::{EXECUTIONS, KEPT, Spaces, TIMERS};
+use crate::workflow::engine::{EXECUTIONS, EngineSpaces, KEPT, TIMERS};
 use crate::workflow::operate::reviews::OpenKey;
 use crate::workflow::stored::kept::{Kept, ReviewRecord};
 use crate::workflow::stored::listed::{LISTED, Lists, RUNNING};
@@ -55,7 +55,7 @@ pub(crate) async fn differences(store: &Store) -> Result<Vec<String>> {
 /// Reviews that are listed as open but must not be: decided ones, and those that no execution waits for.
 async fn open_reviews(store: &Store, view: &View) -> Result<Vec<String>> {
     let mut wrong = Vec::new();
-    let Some(spaces) = Spaces::find(store).await? else { return Ok(wrong) };
+    let Some(spaces) = EngineSpaces::find(store).await? else { return Ok(wrong) };
     let Some(space) = &spaces.reviews else { return Ok(wrong) };
     for (key, _) in view.scan(&space.all(), Order::Ascending, usize::MAX).await? {
         let Some(OpenKey { name, token, execution, .. }) = OpenKey::read(&key) else {

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::lock::LockName;
 use crate::lock::Owner;
-use crate::lock::name::{HEADS, OWNED, REQUESTS, Spaces, UNFINISHED, read_ticket};
-use crate::lock::stored::{Head, Request, Ticket};
+use crate::lock::name::{HEADS, LockSpaces, OWNED, REQUESTS, UNFINISHED, read_ticket};
+use crate::lock::stored::{Head, LockRequest, Ticket};
 use crate::record::Record;
 use crate::store::{Order, Space, Store, StoreError, View};
 use crate::workflow::engine::EXECUTIONS;
@@ -23,9 +23,9 @@ pub(crate) async fn differences(store: &Store) -> Result<Vec<String>, StoreError
     };
     let view = store.view().await?;
     let mut wrong = Vec::new();
-    let mut by_lock: BTreeMap<LockName, Vec<(u64, Request)>> = BTreeMap::new();
+    let mut by_lock: BTreeMap<LockName, Vec<(u64, LockRequest)>> = BTreeMap::new();
     for (key, item) in view.scan(&requests.all(), Order::Ascending, usize::MAX).await? {
-        match (read_ticket(&key), Request::decode(&item.value)) {
+        match (read_ticket(&key), LockRequest::decode(&item.value)) {
             (Some((lock, ticket)), Ok(request)) => by_lock.entry(lock).or_default().push((ticket, request)),
             _ => wrong.push(format!("request {key} cannot be read")),
         }
@@ -35,7 +35,7 @@ pub(crate) async fn differences(store: &Store) -> Result<Vec<String>, StoreError
         for (ticket, request) in requests {
             for name in request.names() {
                 count += 1;
-                let key = Spaces::owned_key(&owned, &request.owner, lock, name);
+                let key = LockSpaces::owned_key(&owned, &request.owner, lock, name);
                 let found = view.get(&key).await?.map(|item| Ticket::decode(&item.value));
                 if found != Some(Ok(Ticket(*ticket))) {
                     wrong.push(format!("{} has no record of its request {ticket} for {lock}", request.owner));
@@ -49,7 +49,7 @@ pub(crate) async fn differences(store: &Store) -> Result<Vec<String>, StoreError
         wrong.push(format!("owners have records of {owns} requests, but {count} requests exist"));
     }
     let notes = view.scan(&unfinished.all(), Order::Ascending, usize::MAX).await?;
-    let noted: BTreeSet<LockName> = notes.iter().filter_map(|(key, _)| Spaces::read_unfinished(key)).collect();
+    let noted: BTreeSet<LockName> = notes.iter().filter_map(|(key, _)| LockSpaces::read_unfinished(key)).collect();
     for (key, item) in view.scan(&heads.all(), Order::Ascending, usize::MAX).await? {
         match (LockName::read_head(&key), Head::decode(&item.value)) {
             (Some(lock), Ok(head)) => {
@@ -71,7 +71,7 @@ async fn dead(
     executions: &Space,
     lock: &LockName,
     ticket: u64,
-    request: &Request,
+    request: &LockRequest,
 ) -> Result<Option<String>, StoreError> {
     let Owner::Execution(id) = &request.owner else { return Ok(None) };
     let item = view.get(&executions.key(id.as_bytes())).await?;
@@ -81,7 +81,7 @@ async fn dead(
 }
 
 /// Returns where the head of a lock and its requests contradict each other.
-pub(super) fn contradictions(lock: &LockName, head: &Head, requests: &[(u64, Request)]) -> Vec<String> {
+pub(super) fn contradictions(lock: &LockName, head: &Head, requests: &[(u64, LockRequest)]) -> Vec<String> {
     let mut wrong = Vec::new();
     let (used, capacity) = permits(head, requests);
     if used != u64::from(head.used) || used > capacity {
@@ -101,7 +101,7 @@ pub(super) fn contradictions(lock: &LockName, head: &Head, requests: &[(u64, Req
 
 /// Returns a complaint if the first waiting request fits and is not granted. A lock with the note of an unfinished
 /// release may be left in that state: the node that reads the note grants the request.
-pub(super) fn grantable(lock: &LockName, head: &Head, requests: &[(u64, Request)]) -> Option<String> {
+pub(super) fn grantable(lock: &LockName, head: &Head, requests: &[(u64, LockRequest)]) -> Option<String> {
     let (used, capacity) = permits(head, requests);
     let (ticket, request) = requests.iter().find(|(_, request)| request.granted_us.is_none())?;
     let fits = used + u64::from(request.permits) <= capacity;
@@ -109,7 +109,7 @@ pub(super) fn grantable(lock: &LockName, head: &Head, requests: &[(u64, Request)
 }
 
 /// The number of permits that are granted, and the number that the lock has.
-fn permits(head: &Head, requests: &[(u64, Request)]) -> (u64, u64) {
+fn permits(head: &Head, requests: &[(u64, LockRequest)]) -> (u64, u64) {
     let granted = requests.iter().filter(|(_, request)| request.granted_us.is_some());
     let used = granted.map(|(_, request)| u64::from(request.permits)).sum();
     (used, head.kind.map_or(0, |kind| kind.capacity()).into())

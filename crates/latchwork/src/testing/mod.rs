@@ -58,7 +58,7 @@ pub use fault::{Crash, Side};
 pub use faults::Faults;
 pub use replay::{Mismatch, replay};
 pub use simulation::{Caller, Report, Simulation};
-pub use trace::{Event, What};
+pub use trace::{TraceEvent, TraceKind};
 
 use course::Course;
 use fault::{CrashAt, Life};

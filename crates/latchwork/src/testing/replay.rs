@@ -5,8 +5,8 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::store::{Commit, Env, Limits, Rev, Store, Timestamp};
-use crate::workflow::journal::place::Path;
-use crate::workflow::run::driver::{Ended, live};
+use crate::workflow::journal::place::BranchPath;
+use crate::workflow::run::driver::{ResidencyEnd, live};
 use crate::workflow::run::{Run, Stop};
 use crate::workflow::stored::keys::journal_key;
 use crate::workflow::stored::record::{Entry, EntryState, Execution, FailedAttempt, failure_text};
@@ -45,7 +45,7 @@ async fn ended<I, O>(history: &History, workflow: &Workflow<I, O>) -> Result<Opt
     let engine = Engine::on(&store).register(workflow).rehearse(|test| test.is_replay = true).start().await?;
     let inner = &engine.inner;
     for operation in &history.operations {
-        let Ok(branch) = operation.branch.parse::<Path>() else {
+        let Ok(branch) = operation.branch.parse::<BranchPath>() else {
             return Ok(Some(format!("there is no branch {:?}", operation.branch)));
         };
         let key = inner.spaces.journal.key(journal_key(
@@ -64,10 +64,10 @@ async fn ended<I, O>(history: &History, workflow: &Workflow<I, O>) -> Result<Opt
     let run = Arc::new(Run::new(inner.clone(), definition, id, execution, Some(Rev(1))));
     let ctx = Ctx::root(&run);
     let came_to = match live(&run, ctx.clone()).await {
-        Ended::Panicked(failure) => return Ok(Some(failure.message().to_string())),
-        Ended::TimedOut => return Ok(None),
-        Ended::Stopped => None,
-        Ended::Finished(result) => Some(result),
+        ResidencyEnd::Panicked(failure) => return Ok(Some(failure.message().to_string())),
+        ResidencyEnd::TimedOut => return Ok(None),
+        ResidencyEnd::Stopped => None,
+        ResidencyEnd::Finished(result) => Some(result),
     };
     Ok(match (came_to, run.stop()) {
         (None, Some(Stop::Parked(reason))) => Some(reason),

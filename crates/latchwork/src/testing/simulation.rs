@@ -15,9 +15,9 @@ use serde_json::Value;
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::fault::Life;
-use super::faults::{Faults, Seeded, Signal, World};
+use super::faults::{Faults, LifeCommand, Seeded, World};
 use super::lists;
-use super::trace::{Event, What};
+use super::trace::{TraceEvent, TraceKind};
 use crate::store::backend::Backend;
 use crate::store::disk::RealDisk;
 use crate::store::{Env, Item, Key, Limits, Order, Store, StoreError};
@@ -62,10 +62,10 @@ pub struct Simulation {
     limit: Duration,
     register: Vec<Register>,
     clients: Vec<Client>,
-    looks: Vec<Look>,
+    looks: Vec<LookFn>,
 }
 
-type Look = Box<dyn FnOnce(Engine) -> Called + Send>;
+type LookFn = Box<dyn FnOnce(Engine) -> Called + Send>;
 type Register = Arc<dyn Fn(EngineBuilder) -> EngineBuilder + Send + Sync>;
 type Client = Arc<dyn Fn(Caller) -> Called + Send + Sync>;
 type Called = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
@@ -96,12 +96,12 @@ impl Caller {
 
     /// Adds a note to the trace.
     pub fn note(&self, text: impl Into<String>) {
-        self.world.note(self.life, What::Note(text.into()));
+        self.world.note(self.life, TraceKind::Note(text.into()));
     }
 
     /// Records in the trace that a start was acknowledged.
     pub fn started(&self, id: &ExecutionId) {
-        self.world.note(self.life, What::Started(id.clone()));
+        self.world.note(self.life, TraceKind::Started(id.clone()));
     }
 }
 
@@ -257,16 +257,16 @@ impl Lives {
     }
 
     /// Ends the newest life, or leaves it running, and waits until the next one begins.
-    async fn end(&mut self, signal: Signal) {
+    async fn end(&mut self, signal: LifeCommand) {
         let number = self.begun.len() as u32;
         let Some(newest) = self.begun.last() else { return };
         match signal {
-            Signal::Gone => newest.task.abort(),
-            Signal::Stop => {
+            LifeCommand::Gone => newest.task.abort(),
+            LifeCommand::Stop => {
                 newest.task.abort();
-                self.world.note(number, What::Stopped);
+                self.world.note(number, TraceKind::Stopped);
             }
-            Signal::Supersede => self.world.note(number, What::Superseded),
+            LifeCommand::Supersede => self.world.note(number, TraceKind::Superseded),
         }
         let world = self.world.clone();
         let downtime = world.duration(Duration::from_millis(1), 16);
@@ -289,18 +289,18 @@ impl Lives {
     }
 
     /// Lets time pass until the newest life must end, or everything has ended.
-    async fn pass(&mut self, heeds_signals: bool) -> std::result::Result<Option<Signal>, String> {
+    async fn pass(&mut self, heeds_signals: bool) -> std::result::Result<Option<LifeCommand>, String> {
         let mut idle = 0;
         loop {
             for _ in 0..TURNS {
                 let signal = self.begun.last().and_then(|newest| newest.life.gate.take_signal());
-                if let Some(signal) = signal.filter(|signal| heeds_signals || *signal == Signal::Gone) {
+                if let Some(signal) = signal.filter(|signal| heeds_signals || *signal == LifeCommand::Gone) {
                     return Ok(Some(signal));
                 }
                 // An older engine that was paused during its start has become the owner. The newest process is
                 // restarted, as its supervisor would do.
                 if self.world.is_fenced(self.begun.len() as u32) {
-                    return Ok(Some(Signal::Supersede));
+                    return Ok(Some(LifeCommand::Supersede));
                 }
                 tokio::task::yield_now().await;
             }
@@ -403,7 +403,7 @@ impl Lives {
         let number = self.begun.len() as u32;
         for (id, result) in &results {
             let text = result.as_ref().map_or_else(|error| error.to_string(), Value::to_string);
-            self.world.note(number, What::Result(id.clone(), text));
+            self.world.note(number, TraceKind::Result(id.clone(), text));
         }
         let done = std::mem::take(&mut *self.done.lock());
         let errors = done.into_values().chain(looked).filter_map(Result::err).collect();
@@ -438,11 +438,11 @@ async fn live(
     let engine = match engine(&life, number, &world, &register).await {
         Ok(engine) => engine,
         Err(error) => {
-            world.note(number, What::NoEngine(error.to_string()));
+            world.note(number, TraceKind::NoEngine(error.to_string()));
             return life.gate.die();
         }
     };
-    world.note(number, What::Engine);
+    world.note(number, TraceKind::Engine);
     let mut calls = JoinSet::new();
     for (place, client) in clients {
         let caller = Caller { engine: engine.clone(), world: world.clone(), life: number };
@@ -464,7 +464,7 @@ async fn engine(life: &Arc<Life<Seeded>>, number: u32, world: &Arc<World>, regis
     let builder = register.iter().fold(builder, |builder, register| register(builder));
     let builder = builder.on_step(move |id, step| {
         let run = told.trace.count_body(id, step);
-        told.note(number, What::Body { id: id.clone(), step: step.into(), run });
+        told.note(number, TraceKind::Body { id: id.clone(), step: step.into(), run });
     });
     builder.start().await
 }
@@ -498,7 +498,7 @@ pub struct Report {
     /// How many engines were started.
     pub lives: u32,
     /// Everything that happened, in order.
-    pub events: Vec<Event>,
+    pub events: Vec<TraceEvent>,
     /// The result of every execution that ended.
     pub results: BTreeMap<ExecutionId, Result<Value>>,
     /// Executions that should have ended and did not.

@@ -14,7 +14,7 @@ use crate::workflow::ExecutionId;
 /// Something that happened in a simulation.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
-pub struct Event {
+pub struct TraceEvent {
     /// How much virtual time has passed since the beginning.
     pub at: Duration,
     /// The time of day, which may have jumped.
@@ -22,13 +22,13 @@ pub struct Event {
     /// The number of the engine's life, from 1.
     pub life: u32,
     /// What happened.
-    pub what: What,
+    pub what: TraceKind,
 }
 
 /// A kind of event.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
-pub enum What {
+pub enum TraceKind {
     /// The engine has become the owner of all executions. Commits of the previous owner are refused from now on.
     Owner,
     /// The engine runs.
@@ -111,38 +111,38 @@ pub enum What {
     Note(String),
 }
 
-impl fmt::Display for Event {
+impl fmt::Display for TraceEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:>14.6} life {} ", self.at.as_secs_f64(), self.life)?;
         match &self.what {
-            What::Owner => write!(f, "owns all executions"),
-            What::Engine => write!(f, "engine runs"),
-            What::NoEngine(error) => write!(f, "engine does not start: {error}"),
-            What::Started(id) => write!(f, "started {id}"),
-            What::Body { id, step, run } => write!(f, "body {id} {step} #{run}"),
-            What::Commit(generation, writes) => write!(f, "commit {generation}: {writes}"),
-            What::Refused(refusal) => write!(f, "{refusal}"),
-            What::Lost { decided: true } => write!(f, "answer lost"),
-            What::Lost { decided: false } => write!(f, "commit and answer lost"),
-            What::Slow(delay) => write!(f, "slow commit: {delay:?}"),
-            What::Crash(side) => write!(f, "crash {} a commit", said(*side)),
-            What::Pause(side, length) => write!(f, "pause {} a commit, for {length:?}", said(*side)),
-            What::Woke => write!(f, "continues after its pause"),
-            What::Stopped => write!(f, "engine stopped"),
-            What::Superseded => write!(f, "another engine starts beside it"),
-            What::Jump(by) => write!(f, "the time of day jumps by {:.6} s, to {}", *by as f64 / 1e6, self.time),
-            What::Ended(id) => write!(f, "ended {id}"),
-            What::Result(id, result) => write!(f, "result of {id}: {result}"),
-            What::Granted { lock, token, permits, owner } => {
+            TraceKind::Owner => write!(f, "owns all executions"),
+            TraceKind::Engine => write!(f, "engine runs"),
+            TraceKind::NoEngine(error) => write!(f, "engine does not start: {error}"),
+            TraceKind::Started(id) => write!(f, "started {id}"),
+            TraceKind::Body { id, step, run } => write!(f, "body {id} {step} #{run}"),
+            TraceKind::Commit(generation, writes) => write!(f, "commit {generation}: {writes}"),
+            TraceKind::Refused(refusal) => write!(f, "{refusal}"),
+            TraceKind::Lost { decided: true } => write!(f, "answer lost"),
+            TraceKind::Lost { decided: false } => write!(f, "commit and answer lost"),
+            TraceKind::Slow(delay) => write!(f, "slow commit: {delay:?}"),
+            TraceKind::Crash(side) => write!(f, "crash {} a commit", said(*side)),
+            TraceKind::Pause(side, length) => write!(f, "pause {} a commit, for {length:?}", said(*side)),
+            TraceKind::Woke => write!(f, "continues after its pause"),
+            TraceKind::Stopped => write!(f, "engine stopped"),
+            TraceKind::Superseded => write!(f, "another engine starts beside it"),
+            TraceKind::Jump(by) => write!(f, "the time of day jumps by {:.6} s, to {}", *by as f64 / 1e6, self.time),
+            TraceKind::Ended(id) => write!(f, "ended {id}"),
+            TraceKind::Result(id, result) => write!(f, "result of {id}: {result}"),
+            TraceKind::Granted { lock, token, permits, owner } => {
                 write!(f, "{owner} has {permits} of {lock}, token {token}")
             }
-            What::Released { lock, token, owner } => write!(f, "{owner} no longer has {lock}, token {token}"),
-            What::Forced { lock, token, owner, was_held } => {
+            TraceKind::Released { lock, token, owner } => write!(f, "{owner} no longer has {lock}, token {token}"),
+            TraceKind::Forced { lock, token, owner, was_held } => {
                 let what = if *was_held { "holding" } else { "waiting for" };
                 write!(f, "an operator stopped {owner} from {what} {lock}, token {token}")
             }
-            What::Expired(session) => write!(f, "session {session} was not renewed"),
-            What::Note(text) => write!(f, "{text}"),
+            TraceKind::Expired(session) => write!(f, "session {session} was not renewed"),
+            TraceKind::Note(text) => write!(f, "{text}"),
         }
     }
 }
@@ -157,12 +157,12 @@ fn said(side: Side) -> &'static str {
 /// Collects the events.
 #[derive(Default)]
 pub(crate) struct Trace {
-    events: Mutex<Vec<Event>>,
+    events: Mutex<Vec<TraceEvent>>,
     bodies: Mutex<BTreeMap<(ExecutionId, String), u32>>,
 }
 
 impl Trace {
-    pub(crate) fn push(&self, event: Event) {
+    pub(crate) fn push(&self, event: TraceEvent) {
         self.events.lock().push(event);
     }
 
@@ -174,7 +174,7 @@ impl Trace {
         *runs
     }
 
-    pub(crate) fn take(&self) -> Vec<Event> {
+    pub(crate) fn take(&self) -> Vec<TraceEvent> {
         std::mem::take(&mut self.events.lock())
     }
 }

@@ -12,9 +12,9 @@ use serde::de::DeserializeOwned;
 use crate::json::{self, JsonError};
 use crate::store::Timestamp;
 use crate::workflow::admission::policy::{Batch, Debounce, RateLimit, WhenFull};
-use crate::workflow::admission::{Asked, Policy, list};
-use crate::workflow::ctx::update::{PublishedValues, Validator};
-use crate::workflow::stored::record::{Execution, Labels, Status, Wait, WaitsFor};
+use crate::workflow::admission::{Policy, StartNeeds, list};
+use crate::workflow::ctx::update::{PublishedValues, UpdateValidator};
+use crate::workflow::stored::record::{Execution, Labels, StoredStatus, Wait, WaitsFor};
 use crate::workflow::{Boxed, Ctx, Failure, Result, WorkflowError};
 
 /// How long an execution is kept after its end by default.
@@ -33,7 +33,7 @@ pub struct WorkflowBuilder {
     name: String,
     timeout: Option<Duration>,
     keep: Duration,
-    validators: HashMap<String, Validator>,
+    validators: HashMap<String, UpdateValidator>,
     policy: Policy,
 }
 
@@ -174,14 +174,14 @@ impl WorkflowBuilder {
     }
 
     /// A workflow that callers start with a `C` and that returns an `O`. Its function may take another type.
-    fn of<C, F, Fut, I, O>(self, function: F, fits: Fits) -> Workflow<C, O>
+    fn of<C, F, Fut, I, O>(self, function: F, fits: InputFits) -> Workflow<C, O>
     where
         F: Fn(Ctx, I) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<O, Failure>> + Send + 'static,
         I: DeserializeOwned,
         O: Serialize,
     {
-        let begin = move |ctx: Ctx, input: &str| -> Result<Running, Failure> {
+        let begin = move |ctx: Ctx, input: &str| -> Result<RunningExecution, Failure> {
             let input = Failure::read("the input", input)?;
             let run = ctx.run.clone();
             let running = function(ctx, input);
@@ -202,7 +202,7 @@ impl WorkflowBuilder {
 }
 
 /// Checks JSON text.
-type Fits = fn(&str) -> Result<(), JsonError>;
+type InputFits = fn(&str) -> Result<(), JsonError>;
 
 /// A workflow that gathers its starts and has no function yet.
 #[derive(Clone)]
@@ -294,23 +294,23 @@ impl BatchBuilder {
 }
 
 /// A running execution. It ends with JSON text or with a failure.
-pub(crate) type Running = Boxed<'static, Result<String, Failure>>;
+pub(crate) type RunningExecution = Boxed<'static, Result<String, Failure>>;
 
-type Begin = dyn Fn(Ctx, &str) -> Result<Running, Failure> + Send + Sync;
+type Begin = dyn Fn(Ctx, &str) -> Result<RunningExecution, Failure> + Send + Sync;
 
 pub(crate) struct Definition {
     pub(crate) name: String,
     pub(crate) timeout: Option<Duration>,
     pub(crate) keep: Duration,
-    pub(crate) validators: HashMap<String, Validator>,
+    pub(crate) validators: HashMap<String, UpdateValidator>,
     /// The workflow that runs after the end of an execution, and the error if it was set wrongly.
     pub(crate) finalizer: OnceLock<Arc<Definition>>,
     pub(crate) wrong: OnceLock<&'static str>,
     /// The rules for its starts.
     pub(crate) policy: Policy,
     /// Checks the input of a caller, and the input of the function.
-    fits: Fits,
-    takes: Fits,
+    fits: InputFits,
+    takes: InputFits,
     pub(crate) begin: Box<Begin>,
 }
 
@@ -333,18 +333,18 @@ impl Definition {
     }
 
     /// What a start needs. None if the definition has no rules for starts.
-    pub(crate) fn asked(&self, input: &str) -> Result<Option<Asked>> {
+    pub(crate) fn asked(&self, input: &str) -> Result<Option<StartNeeds>> {
         let is_limited = !self.policy.is_empty();
         is_limited.then(|| self.policy.asked(&self.name, input)).transpose()
     }
 
     /// What a fork with this input needs. A fork is not gathered. The keys of a batch come from its first input.
-    pub(crate) fn asked_by_fork(&self, input: &str) -> Result<Option<Asked>> {
+    pub(crate) fn asked_by_fork(&self, input: &str) -> Result<Option<StartNeeds>> {
         let first = self.policy.batch.as_ref().and_then(|_| {
             let inputs: Vec<&serde_json::value::RawValue> = serde_json::from_str(input).ok()?;
             inputs.first().map(|first| first.get().to_string())
         });
-        Ok(self.asked(first.as_deref().unwrap_or(input))?.map(Asked::alone))
+        Ok(self.asked(first.as_deref().unwrap_or(input))?.map(StartNeeds::alone))
     }
 
     /// The input of an execution that is not gathered: a batch of one, if the workflow has batches.
@@ -359,7 +359,7 @@ impl Definition {
         if begins > now {
             let until_us = Some(begins.0);
             let wait = Wait { what: WaitsFor::Timer, since_us: now.0, until_us };
-            (first.status, first.waits) = (Status::Waiting, vec![wait]);
+            (first.status, first.waits) = (StoredStatus::Waiting, vec![wait]);
             (first.timer_us, first.begins_us) = (until_us, until_us);
         }
         first

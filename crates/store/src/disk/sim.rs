@@ -90,13 +90,13 @@ type Faults = Box<dyn FnMut(Attempt, &Path) -> Option<Fault> + Send>;
 /// The simulated disk. Clones share it.
 #[derive(Clone, Default)]
 pub struct SimDisk {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<SimState>>,
     /// Not part of the state, so that a slow fault function does not block readers.
     faults: Arc<Mutex<Option<Faults>>>,
 }
 
 #[derive(Default)]
-struct State {
+struct SimState {
     medium: Medium,
     locks: BTreeMap<PathBuf, ()>,
     recording: Option<Vec<Event>>,
@@ -171,7 +171,7 @@ impl SimDisk {
     }
 
     fn holding(medium: Medium) -> SimDisk {
-        SimDisk { state: Arc::new(Mutex::new(State { medium, ..State::default() })), faults: Arc::default() }
+        SimDisk { state: Arc::new(Mutex::new(SimState { medium, ..SimState::default() })), faults: Arc::default() }
     }
 }
 
@@ -181,7 +181,7 @@ impl fmt::Debug for SimDisk {
     }
 }
 
-impl State {
+impl SimState {
     fn push(&mut self, event: Event) {
         if let Some(recording) = &mut self.recording {
             recording.push(event);

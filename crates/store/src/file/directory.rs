@@ -58,9 +58,9 @@ impl FileOptions {
             return Err(StoreError::NewerFormat { path, found, supported: FORMAT });
         }
         match format.stage {
-            Stage::Creating => Ok(None),
-            Stage::Complete => Ok(Some(format.identity)),
-            Stage::Snapshot => {
+            Completeness::Creating => Ok(None),
+            Completeness::Complete => Ok(Some(format.identity)),
+            Completeness::Snapshot => {
                 let reason = "it is an incomplete snapshot; remove it";
                 Err(StoreError::NotAStore { path: directory.into(), reason })
             }
@@ -73,7 +73,7 @@ impl FileOptions {
         directory: &Path,
         identity: u128,
         generation: Generation,
-        stage: Stage,
+        stage: Completeness,
         fill: &mut dyn FnMut(&Index) -> Result<()>,
     ) -> Result<()> {
         let write_format = |stage| {
@@ -91,7 +91,7 @@ impl FileOptions {
             }
             return Err(error);
         }
-        write_format(Stage::Complete)
+        write_format(Completeness::Complete)
     }
 
     /// Creates all files except FORMAT.
@@ -132,7 +132,7 @@ impl FileOptions {
 
 /// How complete a directory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum Completeness {
     /// A store is being created. It is empty, and opening it creates it again.
     Creating = 0,
     /// The store or snapshot is complete.
@@ -145,7 +145,7 @@ pub(super) enum Stage {
 #[derive(Debug, PartialEq, Eq)]
 struct Format {
     version: u32,
-    stage: Stage,
+    stage: Completeness,
     identity: u128,
 }
 
@@ -170,13 +170,13 @@ impl Format {
         let rest = body.strip_prefix(Self::MAGIC)?;
         let version = u32::from_le_bytes(rest.get(..4)?.try_into().ok()?);
         if version > FORMAT {
-            return Some(Format { version, stage: Stage::Complete, identity: 0 });
+            return Some(Format { version, stage: Completeness::Complete, identity: 0 });
         }
         let identity = u128::from_le_bytes(rest.get(5..)?.try_into().ok()?);
         let stage = match rest[4] {
-            0 => Stage::Creating,
-            1 => Stage::Complete,
-            2 => Stage::Snapshot,
+            0 => Completeness::Creating,
+            1 => Completeness::Complete,
+            2 => Completeness::Snapshot,
             _ => return None,
         };
         Some(Format { version, stage, identity })
@@ -206,7 +206,7 @@ pub(crate) fn write_snapshot(
     // Another process may write a snapshot to the same directory, or open a store there, at the same time.
     let _lock = options.lock(directory)?;
     check_empty()?;
-    let written = options.create(directory, identity, generation, Stage::Snapshot, &mut |index| {
+    let written = options.create(directory, identity, generation, Completeness::Snapshot, &mut |index| {
         let (mut spaces, mut time) = (BTreeMap::new(), Timestamp(0));
         loop {
             let records = next()?;

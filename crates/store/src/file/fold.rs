@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::index::{Fold, Index, Progress};
 use super::layers::Layers;
-use super::writer::Writer;
+use super::writer::FileWriter;
 use crate::backend::{Before, Contents};
 use crate::disk::{DirectoryLock, DiskFile};
 use crate::evaluate::restored;
@@ -17,7 +17,7 @@ use crate::{Change, Damage, Generation, Key, Result, SpaceId, Stats, StoreError,
 
 /// Owns the index. All changes of the index go through it.
 pub(super) struct Folder {
-    pub(super) writer: Arc<Writer>,
+    pub(super) writer: Arc<FileWriter>,
     /// Locked while the index changes or must not change. `None` once the store is closed.
     pub(super) index: Mutex<Option<Index>>,
     pub(super) index_file: Arc<dyn DiskFile>,

@@ -245,7 +245,7 @@ impl Looked {
 }
 
 /// The layers as checks see them: every decided commit, durable or not. It caches the heads that it looks up.
-pub(super) struct Newest<'a> {
+pub(super) struct NewestLayers<'a> {
     pub(super) layers: &'a Layers,
     pub(super) retention: &'a Retention,
     pub(super) generation: Generation,
@@ -254,7 +254,7 @@ pub(super) struct Newest<'a> {
     pub(super) looked: &'a [Looked],
 }
 
-impl Present for Newest<'_> {
+impl Present for NewestLayers<'_> {
     fn generation(&self) -> Generation {
         self.generation
     }

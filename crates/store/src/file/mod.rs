@@ -21,7 +21,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use self::directory::{INDEX_FILE, Stage};
+use self::directory::{Completeness, INDEX_FILE};
 use self::fold::Folder;
 use self::frame::PAGE;
 use self::index::Index;
@@ -29,7 +29,7 @@ use self::layers::Layers;
 use self::log::Log;
 use self::overlay::Overlay;
 use self::read_only::ReadOnly;
-use self::writer::{Parts, Writer};
+use self::writer::{FileWriter, Parts};
 use crate::backend::{Answer, Backend, Before, Changes, Contents, Damage, Pin, Retention, Rules, Scan, Stats};
 use crate::disk::{DirectoryLock, Disk, Open, RealDisk, ShadowDisk};
 use crate::{
@@ -190,7 +190,7 @@ impl FileOptions {
             Some(identity) => identity,
             None => {
                 let identity = u128::from(self.env.random()) << 64 | u128::from(self.env.random());
-                self.create(directory, identity, Generation(0), Stage::Creating, &mut |_| Ok(()))?;
+                self.create(directory, identity, Generation(0), Completeness::Creating, &mut |_| Ok(()))?;
                 identity
             }
         };
@@ -259,7 +259,7 @@ impl FileOptions {
             return Err(StoreError::corrupt(directory.join(INDEX_FILE).display().to_string(), detail));
         }
         #[allow(unused_mut)]
-        let mut writer = Writer::new(Parts {
+        let mut writer = FileWriter::new(Parts {
             env: self.env,
             retention: Retention::new(floors),
             layers: Layers { active: Arc::new(active), frozen: None, index: Arc::new(reader) },
@@ -310,7 +310,7 @@ impl FileBackend {
         Ok(())
     }
 
-    fn writer(&self) -> &Writer {
+    fn writer(&self) -> &FileWriter {
         &self.folder.writer
     }
 

@@ -38,16 +38,16 @@ pub(super) struct Overlay {
 
 /// The versions of one key, oldest first. The lock is held only for short reads and writes.
 #[derive(Debug)]
-pub(super) struct Chain(RwLock<SmallVec<[Link; 1]>>);
+pub(super) struct Chain(RwLock<SmallVec<[VersionRef; 1]>>);
 
 /// A version, stored as a reference to a change of a commit.
 #[derive(Debug, Clone)]
-struct Link {
+struct VersionRef {
     commit: Arc<Committed>,
     change: u32,
 }
 
-impl Link {
+impl VersionRef {
     fn generation(&self) -> Generation {
         self.commit.generation
     }
@@ -65,23 +65,23 @@ impl Link {
 
 impl Chain {
     fn last(&self) -> Option<Version> {
-        self.0.read().last().map(Link::version)
+        self.0.read().last().map(VersionRef::version)
     }
 
     fn last_generation(&self) -> Option<Generation> {
-        self.0.read().last().map(Link::generation)
+        self.0.read().last().map(VersionRef::generation)
     }
 
     fn at(&self, at: Generation) -> Option<Version> {
         let links = self.0.read();
-        links[..links.partition_point(|link| link.generation() <= at)].last().map(Link::version)
+        links[..links.partition_point(|link| link.generation() <= at)].last().map(VersionRef::version)
     }
 
     /// The last `limit` versions that are not newer than `at`, newest first. A hot key has thousands of versions here.
     fn until(&self, at: Generation, limit: usize) -> Vec<Version> {
         let links = self.0.read();
         let until = links.partition_point(|link| link.generation() <= at);
-        links[until.saturating_sub(limit)..until].iter().rev().map(Link::version).collect()
+        links[until.saturating_sub(limit)..until].iter().rev().map(VersionRef::version).collect()
     }
 
     /// The changes of this key with their generations, oldest first.
@@ -122,7 +122,7 @@ impl Overlay {
         for (index, change) in commit.changes.iter().enumerate() {
             bytes +=
                 change.key.encoded().len() + change.value.as_ref().map_or(0, |value| value.len()) + CHANGE_OVERHEAD;
-            let link = Link { commit: commit.clone(), change: index as u32 };
+            let link = VersionRef { commit: commit.clone(), change: index as u32 };
             let shard = self.shard(&change.key);
             if let Some(chain) = shard.read().get(&change.key) {
                 chain.0.write().push(link);

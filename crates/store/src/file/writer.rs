@@ -19,7 +19,7 @@ use tokio::sync::{Notify, oneshot, watch};
 use super::frame::{Frame, HEADER};
 use super::heads::Heads;
 use super::index::Progress;
-use super::layers::{Layers, Looked, Newest};
+use super::layers::{Layers, Looked, NewestLayers};
 use super::log::Log;
 use super::overlay::Overlay;
 use crate::backend::Retention;
@@ -32,7 +32,7 @@ use crate::{Check, Commit, Committed, Env, Generation, Outcome, Result, Stats, S
 /// thread. Changing to another thread and back costs 50 to 100 µs, less than a tenth of such a sync.
 const SLOW_SYNC: Duration = Duration::from_millis(1);
 
-pub(super) struct Writer {
+pub(super) struct FileWriter {
     pub(super) env: Env,
     pub(super) retention: Arc<Retention>,
     pub(super) layers: ArcSwap<Layers>,
@@ -107,8 +107,8 @@ enum Staged {
     Waits(Result<Outcome>, oneshot::Receiver<Result<()>>),
 }
 
-impl Writer {
-    pub(super) fn new(parts: Parts) -> Writer {
+impl FileWriter {
+    pub(super) fn new(parts: Parts) -> FileWriter {
         let Parts { env, retention, layers, log, overlay_bytes, group_bytes, background, generation, time } = parts;
         let stage = Stage {
             generation,
@@ -122,7 +122,7 @@ impl Writer {
             stats: Stats::default(),
             heads: Heads::new(env.random()),
         };
-        Writer {
+        FileWriter {
             env,
             retention,
             layers: ArcSwap::from_pointee(layers),
@@ -193,7 +193,7 @@ impl Writer {
             return Ok(Staged::Behind);
         }
         let stage = &mut *stage;
-        let newest = Newest {
+        let newest = NewestLayers {
             layers: &layers,
             retention: &self.retention,
             generation: stage.generation,
@@ -240,7 +240,7 @@ impl Writer {
         Ok(Staged::Waits(outcome, receiver))
     }
 
-    fn decide(&self, commit: &mut Commit, newest: &Newest<'_>, now: Timestamp) -> Result<Decision> {
+    fn decide(&self, commit: &mut Commit, newest: &NewestLayers<'_>, now: Timestamp) -> Result<Decision> {
         #[cfg(feature = "testing")]
         if self.sabotage == Some(super::Sabotage::SkipChecks) {
             commit.checks.clear();
@@ -518,7 +518,7 @@ impl Writer {
     }
 }
 
-/// The arguments of [`Writer::new`].
+/// The arguments of [`FileWriter::new`].
 pub(super) struct Parts {
     pub(super) env: Env,
     pub(super) retention: Arc<Retention>,
@@ -532,7 +532,7 @@ pub(super) struct Parts {
 }
 
 /// Makes sure that a staged commit is written, even if its caller stops waiting.
-struct LeadOnDrop<'a>(&'a Writer);
+struct LeadOnDrop<'a>(&'a FileWriter);
 
 impl Drop for LeadOnDrop<'_> {
     fn drop(&mut self) {
@@ -541,7 +541,7 @@ impl Drop for LeadOnDrop<'_> {
 }
 
 /// Commits wait while this guard exists.
-pub(super) struct Held<'a>(&'a Writer);
+pub(super) struct Held<'a>(&'a FileWriter);
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
@@ -550,7 +550,7 @@ impl Drop for Held<'_> {
     }
 }
 
-pub(super) struct StopOnPanic<'a>(&'a Writer);
+pub(super) struct StopOnPanic<'a>(&'a FileWriter);
 
 impl Drop for StopOnPanic<'_> {
     fn drop(&mut self) {

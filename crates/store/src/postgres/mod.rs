@@ -27,7 +27,7 @@ use crate::{
 use link::{Link, failed};
 use retain::{Pins, keep};
 use schema::{Statements, VERSION, check_name, create};
-use writer::{Job, Writer, key_of};
+use writer::{Job, PostgresWriter, key_of};
 
 /// How a store in PostgreSQL is opened.
 ///
@@ -365,7 +365,7 @@ impl PostgresBackend {
         let floors = shared.reader().await?.query(&shared.sql.floors, &[]).await;
         shared.learn_floors(&floors.map_err(|error| failed("read from", &error))?);
         let (jobs, waiting) = mpsc::unbounded_channel();
-        let writer = Writer::new(shared.clone(), waiting, shared.open().await?).await?;
+        let writer = PostgresWriter::new(shared.clone(), waiting, shared.open().await?).await?;
         let mut tasks = vec![tokio::spawn(keep(Arc::downgrade(&shared))).abort_handle()];
         if !shared.is_pooled {
             tasks.push(tokio::spawn(listen(Arc::downgrade(&shared))).abort_handle());

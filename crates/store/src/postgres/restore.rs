@@ -17,7 +17,7 @@ use crate::{Generation, Key, Result, SpaceId, StoreError, Timestamp, Version};
 const PAGE: i64 = 1000;
 const PAGE_BYTES: usize = 8 << 20;
 
-type Records = Peekable<Box<dyn Iterator<Item = Result<(Key, Version)>> + Send>>;
+type RestoredRecords = Peekable<Box<dyn Iterator<Item = Result<(Key, Version)>> + Send>>;
 
 /// What is to be written of a page.
 #[derive(Default)]
@@ -49,7 +49,7 @@ impl Shared {
         let generation = latest.max(contents.generation).next();
         let time = self.env.now().max(time).max(contents.time);
         let is_foreign = contents.identity != self.identity && latest > Generation(0);
-        let mut records: Records = contents.records.peekable();
+        let mut records: RestoredRecords = contents.records.peekable();
         let (mut from, mut spaces) = (Vec::new(), BTreeSet::from([SPACES]));
         for table in ["past", "touched"] {
             link.run(&format!("DELETE FROM {}.{table}", self.sql.schema)).await.map_err(error)?;
@@ -111,7 +111,7 @@ impl Shared {
     fn merge(
         &self,
         current: &mut Peekable<std::vec::IntoIter<(Key, Version)>>,
-        records: &mut Records,
+        records: &mut RestoredRecords,
         end: Option<&Key>,
         at: (Generation, Timestamp),
         spaces: &mut BTreeSet<SpaceId>,

@@ -46,7 +46,7 @@ pub(super) struct Job {
     pub(super) answer: oneshot::Sender<Result<Outcome>>,
 }
 
-pub(super) struct Writer {
+pub(super) struct PostgresWriter {
     shared: Arc<Shared>,
     jobs: mpsc::UnboundedReceiver<Job>,
     link: Option<Link>,
@@ -56,7 +56,7 @@ pub(super) struct Writer {
 }
 
 /// What the commits of a group come to, if the transaction lands.
-struct Decided {
+struct DecidedGroup {
     answers: Vec<Result<Outcome>>,
     applied: Vec<Committed>,
     declared: i64,
@@ -69,15 +69,19 @@ enum Trouble {
     /// It has not landed, and would not if it was sent again.
     Rejected(StoreError),
     /// It may have landed.
-    Unknown(StoreError, Decided),
+    Unknown(StoreError, DecidedGroup),
 }
 
-impl Writer {
+impl PostgresWriter {
     /// The id comes from the server: it must differ from that of every other writer, whatever the environment is.
-    pub(super) async fn new(shared: Arc<Shared>, jobs: mpsc::UnboundedReceiver<Job>, link: Link) -> Result<Writer> {
+    pub(super) async fn new(
+        shared: Arc<Shared>,
+        jobs: mpsc::UnboundedReceiver<Job>,
+        link: Link,
+    ) -> Result<PostgresWriter> {
         let rows = link.query(&shared.sql.new_id, &[]).await.map_err(|error| failed("read from", &error))?;
         let id = rows.first().map(|row| row.get(0)).ok_or_else(|| StoreError::corrupt("a new id", "there is none"))?;
-        Ok(Writer { shared, jobs, link: Some(link), id, number: 0 })
+        Ok(PostgresWriter { shared, jobs, link: Some(link), id, number: 0 })
     }
 
     /// Works until the store is closed.
@@ -115,7 +119,7 @@ impl Writer {
 
     async fn commit_together(&mut self, group: &mut Vec<Job>) -> Result<()> {
         let (began, mut pause) = (self.shared.env.monotonic(), FIRST_PAUSE);
-        let mut unknown: Option<Decided> = None;
+        let mut unknown: Option<DecidedGroup> = None;
         loop {
             let tried = match unknown.take() {
                 None => self.transact(group).await,
@@ -147,7 +151,7 @@ impl Writer {
         }
     }
 
-    fn answer(&self, group: &mut Vec<Job>, decided: Decided) {
+    fn answer(&self, group: &mut Vec<Job>, decided: DecidedGroup) {
         let (counters, applied) = (&self.shared.counters, decided.applied.len() as u64);
         counters.applied.fetch_add(applied, Ordering::Relaxed);
         if let Some(last) = decided.applied.last() {
@@ -172,7 +176,7 @@ impl Writer {
     }
 
     /// One transaction.
-    async fn transact(&mut self, group: &[Job]) -> Result<Option<Decided>, Trouble> {
+    async fn transact(&mut self, group: &[Job]) -> Result<Option<DecidedGroup>, Trouble> {
         self.number += 1;
         let (shared, id, number) = (self.shared.clone(), self.id, self.number);
         let link = self.link().await?;
@@ -218,7 +222,7 @@ impl Writer {
 
     /// Looks whether a transaction has landed whose answer was lost. The lock waits until it has ended: it held the
     /// same lock when its last statements were sent.
-    async fn look_up(&mut self, decided: Decided) -> Result<Option<Decided>, Trouble> {
+    async fn look_up(&mut self, decided: DecidedGroup) -> Result<Option<DecidedGroup>, Trouble> {
         let (shared, id, number) = (self.shared.clone(), self.id, self.number);
         let link = match self.link().await {
             Ok(link) => link,
@@ -332,7 +336,7 @@ pub(super) fn key_of(bytes: &[u8]) -> Result<Key> {
 }
 
 /// Decides the commits of a group, each on what those before it leave.
-fn decide(shared: &Shared, group: &[Job], facts: &mut Facts, mut time: Timestamp, mut declared: i64) -> Decided {
+fn decide(shared: &Shared, group: &[Job], facts: &mut Facts, mut time: Timestamp, mut declared: i64) -> DecidedGroup {
     let (mut answers, mut applied) = (Vec::with_capacity(group.len()), Vec::new());
     for job in group {
         let now = shared.env.now().max(time);
@@ -351,7 +355,7 @@ fn decide(shared: &Shared, group: &[Job], facts: &mut Facts, mut time: Timestamp
             }
         });
     }
-    Decided { answers, applied, declared }
+    DecidedGroup { answers, applied, declared }
 }
 
 /// The rows of a table, as columns.
@@ -384,7 +388,7 @@ type Columns<'a> = (i64, i64, i64, Option<&'a [u8]>);
 async fn write(
     shared: &Shared,
     link: &Link,
-    decided: &Decided,
+    decided: &DecidedGroup,
     (writer, number): (Uuid, i64),
 ) -> Result<(), tokio_postgres::Error> {
     let mut newest: BTreeMap<&[u8], Columns<'_>> = BTreeMap::new();

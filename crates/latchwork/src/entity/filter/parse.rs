@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use super::{Comparison, DEPTH, Field, FilterError, FilterProblem, Node, between, ordered};
+use super::{Comparison, DEPTH, Field, FilterError, FilterNode, FilterProblem, between, ordered};
 use crate::json;
 
 /// Every operator, as errors list them.
@@ -25,7 +25,7 @@ pub(super) const OPERATORS: [&str; 15] = [
     "or",
 ];
 
-pub(super) fn filter(json: &Value) -> Result<Node, FilterError> {
+pub(super) fn filter(json: &Value) -> Result<FilterNode, FilterError> {
     json::check(json).map_err(|error| FilterError::new("the filter", FilterProblem::Value(error)))?;
     node(json, "", DEPTH)
 }
@@ -39,7 +39,7 @@ fn wrong(at: &str, operator: &'static str, wanted: &'static str) -> FilterError 
     FilterError::new(at, FilterProblem::operand(operator, wanted))
 }
 
-fn node(json: &Value, at: &str, depth: usize) -> Result<Node, FilterError> {
+fn node(json: &Value, at: &str, depth: usize) -> Result<FilterNode, FilterError> {
     let Value::Object(parts) = json else { return Err(wrong(at, "a filter", "an object")) };
     let Some(depth) = depth.checked_sub(1) else {
         return Err(FilterError::new(at, FilterProblem::TooDeep { limit: DEPTH }));
@@ -48,39 +48,39 @@ fn node(json: &Value, at: &str, depth: usize) -> Result<Node, FilterError> {
     for (name, part) in parts {
         let at = below(at, name);
         match name.as_str() {
-            "and" => all.push(Node::All(list(part, &at, "and", depth)?)),
-            "or" => all.push(Node::Any(list(part, &at, "or", depth)?)),
-            "not" => all.push(Node::Not(Box::new(node(part, &at, depth)?))),
+            "and" => all.push(FilterNode::All(list(part, &at, "and", depth)?)),
+            "or" => all.push(FilterNode::Any(list(part, &at, "or", depth)?)),
+            "not" => all.push(FilterNode::Not(Box::new(node(part, &at, depth)?))),
             path => {
                 let field = Field::parse(path).map_err(|error| FilterError::new(at.as_str(), error.problem))?;
                 comparisons(&field, part, &at, &mut all)?;
             }
         }
     }
-    Ok(if all.len() == 1 { all.remove(0) } else { Node::All(all) })
+    Ok(if all.len() == 1 { all.remove(0) } else { FilterNode::All(all) })
 }
 
-fn list(json: &Value, at: &str, operator: &'static str, depth: usize) -> Result<Vec<Node>, FilterError> {
+fn list(json: &Value, at: &str, operator: &'static str, depth: usize) -> Result<Vec<FilterNode>, FilterError> {
     let Value::Array(parts) = json else { return Err(wrong(at, operator, "a list of filters")) };
     parts.iter().enumerate().map(|(index, part)| node(part, &format!("{at}[{index}]"), depth)).collect()
 }
 
-fn comparisons(field: &Field, json: &Value, at: &str, all: &mut Vec<Node>) -> Result<(), FilterError> {
+fn comparisons(field: &Field, json: &Value, at: &str, all: &mut Vec<FilterNode>) -> Result<(), FilterError> {
     let Value::Object(operators) = json else {
-        all.push(Node::Is(field.clone(), Comparison::Equals(json.clone())));
+        all.push(FilterNode::Is(field.clone(), Comparison::Equals(json.clone())));
         return Ok(());
     };
     if operators.is_empty() {
         return Err(wrong(at, "a path", "a value, or an object of operators; to find an empty object use equals"));
     }
     for (name, operand) in operators {
-        let is = |comparison| Node::Is(field.clone(), comparison);
+        let is = |comparison| FilterNode::Is(field.clone(), comparison);
         let refuse = |problem| FilterError::new(below(at, name), problem);
         let made = match name.as_str() {
-            "not" => Node::Not(Box::new(is(Comparison::Equals(operand.clone())))),
+            "not" => FilterNode::Not(Box::new(is(Comparison::Equals(operand.clone())))),
             "exists" => match operand {
                 Value::Bool(true) => is(Comparison::Exists),
-                Value::Bool(false) => Node::Not(Box::new(is(Comparison::Exists))),
+                Value::Bool(false) => FilterNode::Not(Box::new(is(Comparison::Exists))),
                 _ => return Err(wrong(&below(at, name), "exists", "true or false")),
             },
             name => is(comparison(name, operand).map_err(refuse)?),

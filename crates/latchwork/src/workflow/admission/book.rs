@@ -8,13 +8,13 @@ use std::sync::Arc;
 use crate::lane::{Part, Tag};
 use crate::record::Record;
 use crate::store::{Bytes, Check, ErrorKind, Key, Order, Range, Rev, Timestamp, View, Write};
-use crate::workflow::admission::policy::{Asked, Policy};
+use crate::workflow::admission::policy::{Policy, StartNeeds};
 use crate::workflow::admission::stored::{Bucket, Flow, Gate, Gates, Partition};
-use crate::workflow::engine::Inner;
+use crate::workflow::engine::EngineInner;
 use crate::workflow::run::{Run, turn};
 use crate::workflow::stored::kept::Inputs;
 use crate::workflow::stored::record::{
-    Admission, Execution, Keyed, Needed, Status, Ticket, Wait, WaitsFor, fetch, fetch_execution,
+    Admission, Execution, Keyed, Needed, StoredPosition, StoredStatus, Wait, WaitsFor, fetch, fetch_execution,
 };
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
@@ -23,14 +23,14 @@ pub(crate) const GATE: Tag = Tag("gate");
 
 /// The decisions about starts on one view, and what a commit writes for them.
 pub(crate) struct Book<'a> {
-    pub(super) engine: &'a Arc<Inner>,
+    pub(super) engine: &'a Arc<EngineInner>,
     pub(super) view: View,
     pub(super) now: Timestamp,
     /// Boxed, because a map reserves room for eleven entries and most books have one.
     gates: BTreeMap<Partition, Box<Open>>,
     buckets: BTreeMap<Partition, Filled>,
     /// Stored executions that a decision changes: the record before, its rev, and the record after.
-    pub(super) changed: BTreeMap<ExecutionId, Changed>,
+    pub(super) changed: BTreeMap<ExecutionId, ChangedExecution>,
     /// Further writes and checks.
     pub(super) writes: BTreeMap<Key, Option<Bytes>>,
     pub(super) checks: Vec<Check>,
@@ -55,7 +55,7 @@ struct Filled {
 }
 
 /// A stored execution, before and after its change.
-pub(super) struct Changed {
+pub(super) struct ChangedExecution {
     pub(super) before: Execution,
     pub(super) rev: Rev,
     pub(super) after: Execution,
@@ -92,12 +92,12 @@ impl Open {
     }
 
     /// Adds a position to the queue.
-    fn enqueue(&mut self, rank: u64) -> Ticket {
+    fn enqueue(&mut self, rank: u64) -> StoredPosition {
         self.gate.waiting += 1;
         self.gate.highest = self.gate.highest.max(rank);
-        let ticket = Ticket { rank, number: self.number() };
-        self.gate.head = self.gate.head.min(ticket);
-        ticket
+        let position = StoredPosition { rank, number: self.number() };
+        self.gate.head = self.gate.head.min(position);
+        position
     }
 
     /// The number of permits that are held; an upper bound until the notes are read.
@@ -112,7 +112,7 @@ impl Open {
 
 /// What was found at a position in a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum FoundAtPosition {
     Admitted,
     /// No execution waits there.
     Empty,
@@ -162,7 +162,7 @@ pub(super) async fn gate_at(
 }
 
 impl<'a> Book<'a> {
-    pub(crate) async fn new(engine: &'a Arc<Inner>) -> Result<Book<'a>> {
+    pub(crate) async fn new(engine: &'a Arc<EngineInner>) -> Result<Book<'a>> {
         let view = engine.store.view().await?;
         Ok(Book {
             engine,
@@ -239,7 +239,7 @@ impl<'a> Book<'a> {
     pub(crate) async fn decide(
         &mut self,
         policy: &Policy,
-        asked: &Asked,
+        asked: &StartNeeds,
         id: &ExecutionId,
         first: &mut Execution,
     ) -> Result<Ruling> {
@@ -253,7 +253,7 @@ impl<'a> Book<'a> {
     pub(super) async fn decide_new(
         &mut self,
         policy: &Policy,
-        asked: &Asked,
+        asked: &StartNeeds,
         id: &ExecutionId,
         first: &mut Execution,
     ) -> Result<Ruling> {
@@ -276,7 +276,7 @@ impl<'a> Book<'a> {
         for needed in &mut gates[..passed.len()] {
             needed.permit = self.pass(policy, &Partition::new(&workflow, needed.key.as_deref())).await?;
         }
-        let mut admission = Admission { gates, passed: full as u8, ticket: None, gathers: None };
+        let mut admission = Admission { gates, passed: full as u8, position: None, gathers: None };
         self.gather(policy, asked, id, first, &mut admission);
         if !waits.is_empty() {
             self.queue(policy, &workflow, id, first, &mut admission, (asked.priority, asked.flow.as_deref())).await?;
@@ -318,7 +318,7 @@ impl<'a> Book<'a> {
     async fn take_token(
         &mut self,
         policy: &Policy,
-        asked: &Asked,
+        asked: &StartNeeds,
         workflow: &str,
     ) -> Result<Result<Option<Timestamp>, WorkflowError>> {
         let (Some((max, per, delays)), Some(key)) = (policy.bucket(), &asked.bucket) else { return Ok(Ok(None)) };
@@ -359,27 +359,27 @@ impl<'a> Book<'a> {
         let partition = Partition::new(workflow, key.as_deref());
         let rank = self.rank(policy, &partition, priority, flow).await?;
         let open = self.open(&partition).await?;
-        let ticket = open.enqueue(rank);
-        self.wait_in_line(policy, &partition, id, execution, admission, ticket);
+        let position = open.enqueue(rank);
+        self.wait_in_queue(policy, &partition, id, execution, admission, position);
         Ok(())
     }
 
-    fn wait_in_line(
+    fn wait_in_queue(
         &mut self,
         policy: &Policy,
         partition: &Partition,
         id: &ExecutionId,
         execution: &mut Execution,
         admission: &mut Admission,
-        ticket: Ticket,
+        position: StoredPosition,
     ) {
-        admission.ticket = Some(ticket);
-        self.writes.insert(self.keys().place(partition, ticket, id), Some(Bytes::new()));
+        admission.position = Some(position);
+        self.writes.insert(self.keys().position(partition, position, id), Some(Bytes::new()));
         let until = policy.queue_timeout().map(|timeout| Timestamp(execution.started_us).plus(timeout));
         let what = WaitsFor::Admission(partition.key().unwrap_or(partition.workflow()).into());
         let until_us = until.map(|until| until.0);
         execution.waits = vec![Wait { what, since_us: self.now.0, until_us }];
-        (execution.status, execution.timer_us, execution.deadline_us) = (Status::Waiting, until_us, None);
+        (execution.status, execution.timer_us, execution.deadline_us) = (StoredStatus::Waiting, until_us, None);
         if !self.queued.contains(partition) {
             self.queued.push(partition.clone());
         }
@@ -417,28 +417,30 @@ impl<'a> Book<'a> {
         if room == 0 {
             return Ok(false);
         }
-        let from = self.keys().line_from(partition, self.open(partition).await?.gate.head);
-        let mut line = self.view.scan(&from, Order::Ascending, room).await?;
-        if line.len() < room {
-            line = self.view.scan(&self.keys().line(partition), Order::Ascending, room).await?;
+        let from = self.keys().queue_from(partition, self.open(partition).await?.gate.head);
+        let mut queue = self.view.scan(&from, Order::Ascending, room).await?;
+        if queue.len() < room {
+            queue = self.view.scan(&self.keys().queue(partition), Order::Ascending, room).await?;
         }
-        if line.len() < room {
+        if queue.len() < room {
             // Positions were lost to damage. The count is corrected, so that new starts do not wait for them.
             let open = self.open(partition).await?;
-            open.gate.waiting = (open.left.len() + line.len()) as u64;
+            open.gate.waiting = (open.left.len() + queue.len()) as u64;
             open.is_changed = true;
         }
         let mut is_first = true;
-        for (key, _) in &line {
-            let place = Gates::read_place(key);
-            let admitted = match &place {
-                Some((ticket, id)) => self.admit(policy, partition, *ticket, id).await?,
-                None => Place::Empty,
+        for (key, _) in &queue {
+            let found = Gates::read_position(key);
+            let admitted = match &found {
+                Some((position, id)) => self.admit(policy, partition, *position, id).await?,
+                None => FoundAtPosition::Empty,
             };
             match admitted {
-                Place::Admitted => {}
-                Place::Empty => tracing::error!(%key, "a position in a queue belongs to no execution; it is deleted"),
-                Place::Unknown => {
+                FoundAtPosition::Admitted => {}
+                FoundAtPosition::Empty => {
+                    tracing::error!(%key, "a position in a queue belongs to no execution; it is deleted")
+                }
+                FoundAtPosition::Unknown => {
                     is_first = false;
                     continue;
                 }
@@ -446,31 +448,37 @@ impl<'a> Book<'a> {
             self.writes.insert(key.clone(), None);
             let open = self.open(partition).await?;
             open.gate.waiting = open.gate.waiting.saturating_sub(1);
-            if let Some((Ticket { rank, number }, _)) = place {
+            if let Some((StoredPosition { rank, number }, _)) = found {
                 open.gate.round = open.gate.round.max(rank);
                 // A position that stays is before all others, so the head does not move past it.
-                open.gate.head = if is_first { Ticket { rank, number: number + 1 } } else { open.gate.head };
+                open.gate.head = if is_first { StoredPosition { rank, number: number + 1 } } else { open.gate.head };
             }
             open.is_changed = true;
         }
-        Ok(line.len() == most)
+        Ok(queue.len() == most)
     }
 
     /// Admits an execution from a queue: it takes the permit and continues to the next limit if there is one.
-    async fn admit(&mut self, policy: &Policy, at: &Partition, ticket: Ticket, id: &ExecutionId) -> Result<Place> {
+    async fn admit(
+        &mut self,
+        policy: &Policy,
+        at: &Partition,
+        position: StoredPosition,
+        id: &ExecutionId,
+    ) -> Result<FoundAtPosition> {
         let found = match fetch_execution(&self.view, &self.engine.spaces.executions, id).await {
-            Err(error) if error.kind() == ErrorKind::Corrupt => return Ok(Place::Empty),
-            Err(error) if error.is_unknown_version() => return Ok(Place::Unknown),
+            Err(error) if error.kind() == ErrorKind::Corrupt => return Ok(FoundAtPosition::Empty),
+            Err(error) if error.is_unknown_version() => return Ok(FoundAtPosition::Unknown),
             found => found?,
         };
         let its = |execution: &Execution| execution.admission.as_ref()?.queued(&execution.workflow);
-        let is_its = |it: &Execution| its(it) == Some((at.clone(), ticket)) && it.status == Status::Waiting;
-        let Some((before, item)) = found.filter(|(found, _)| is_its(found)) else { return Ok(Place::Empty) };
+        let is_its = |it: &Execution| its(it) == Some((at.clone(), position)) && it.status == StoredStatus::Waiting;
+        let Some((before, item)) = found.filter(|(found, _)| is_its(found)) else { return Ok(FoundAtPosition::Empty) };
         let permit = self.pass(policy, at).await?;
         let mut after = before.clone();
         let mut admission = after.admission.take().unwrap_or_default();
         admission.gates[usize::from(admission.passed)].permit = permit;
-        (admission.ticket, admission.passed) = (None, admission.passed + 1);
+        (admission.position, admission.passed) = (None, admission.passed + 1);
         let rest = admission.gates.iter().skip(admission.passed.into()).map(|needed| needed.key.clone());
         let rest: Vec<Option<String>> = rest.collect();
         let further = self.first_full(policy, &after.workflow, &rest).await?;
@@ -485,20 +493,20 @@ impl<'a> Book<'a> {
                 // compared.
                 let next = Partition::new(&before.workflow, key.as_deref());
                 let open = self.open(&next).await?;
-                let rank = if policy.is_fair() { open.gate.highest } else { ticket.rank };
-                let ticket = open.enqueue(rank);
-                self.wait_in_line(policy, &next, id, &mut after, &mut admission, ticket);
+                let rank = if policy.is_fair() { open.gate.highest } else { position.rank };
+                let position = open.enqueue(rank);
+                self.wait_in_queue(policy, &next, id, &mut after, &mut admission, position);
             }
             None => {
                 after.let_begin(self.now, self.engine.timeout_of(&before.workflow));
-                if after.status == Status::Running {
+                if after.status == StoredStatus::Running {
                     self.end_gathering(id, &mut after, &mut admission).await?;
                 }
             }
         }
         after.admission = Some(admission);
-        self.changed.insert(id.clone(), Changed { before, rev: item.rev, after });
-        Ok(Place::Admitted)
+        self.changed.insert(id.clone(), ChangedExecution { before, rev: item.rev, after });
+        Ok(FoundAtPosition::Admitted)
     }
 
     /// Turns all decisions into a part of a commit.
@@ -546,14 +554,14 @@ impl Execution {
         let later = begins.0 - self.begins_us.unwrap_or(now.0).max(now.0);
         self.deadline_us = self.deadline_us.map(|deadline| deadline.saturating_add(later));
         self.waits = vec![Wait { what: WaitsFor::Timer, since_us: now.0, until_us }];
-        (self.status, self.timer_us, self.begins_us) = (Status::Waiting, until_us, until_us);
+        (self.status, self.timer_us, self.begins_us) = (StoredStatus::Waiting, until_us, until_us);
     }
 
     /// Called when the execution has all permits: it runs, or waits for the time at which it must begin.
     pub(super) fn let_begin(&mut self, now: Timestamp, timeout: Option<std::time::Duration>) {
         let begins = self.begins_us.take().map(Timestamp);
         let from = begins.unwrap_or(now).max(now);
-        (self.status, self.waits, self.timer_us) = (Status::Running, Vec::new(), None);
+        (self.status, self.waits, self.timer_us) = (StoredStatus::Running, Vec::new(), None);
         self.deadline_us = timeout.map(|timeout| from.plus(timeout).0);
         begins.into_iter().for_each(|begins| {
             let deadline = self.deadline_us.take();
@@ -563,16 +571,16 @@ impl Execution {
     }
 }
 
-impl Inner {
+impl EngineInner {
     /// The time limit of an execution, from its definition.
     pub(super) fn timeout_of(&self, workflow: &str) -> Option<std::time::Duration> {
         self.definition(workflow).and_then(|definition| definition.timeout)
     }
 
     /// Changes a stored execution that has not begun.
-    fn changing_stored(self: &Arc<Inner>, id: ExecutionId, changed: Changed) -> Part {
-        let Changed { before, rev, mut after } = changed;
-        let is_begun = after.status == Status::Running && !self.idle;
+    fn changing_stored(self: &Arc<EngineInner>, id: ExecutionId, changed: ChangedExecution) -> Part {
+        let ChangedExecution { before, rev, mut after } = changed;
+        let is_begun = after.status == StoredStatus::Running && !self.idle;
         let definition = self.definition(&after.workflow).cloned().filter(|_| is_begun);
         let running = definition.map(|definition| (self.set_running(&id, &mut after), definition));
         let (part, _) = turn(self, self.at_record(&id, Some(rev)), &id, Some(&before), &mut after, None);

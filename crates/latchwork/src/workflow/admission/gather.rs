@@ -3,15 +3,15 @@
 
 use crate::record::Record;
 use crate::store::{Check, Timestamp, View};
-use crate::workflow::admission::book::{Book, Changed, Ruling};
-use crate::workflow::admission::policy::{Asked, Gather, Policy};
+use crate::workflow::admission::book::{Book, ChangedExecution, Ruling};
+use crate::workflow::admission::policy::{Gather, Policy, StartNeeds};
 use crate::workflow::admission::stored::{Gathering, Partition};
-use crate::workflow::engine::Inner;
+use crate::workflow::engine::EngineInner;
 use crate::workflow::run::{hash_text, largest};
 use crate::workflow::stored::kept::Inputs;
 use crate::workflow::stored::keys::keyed_key;
 use crate::workflow::stored::record::{
-    Admission, Execution, Gathers, Keyed, Status, fetch, fetch_execution, next_page,
+    Admission, Execution, Gathers, Keyed, StoredStatus, fetch, fetch_execution, next_page,
 };
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
@@ -20,7 +20,7 @@ impl Book<'_> {
     pub(super) async fn join(
         &mut self,
         policy: &Policy,
-        asked: &Asked,
+        asked: &StartNeeds,
         workflow: &str,
         first: &Execution,
     ) -> Result<Option<Ruling>> {
@@ -55,7 +55,7 @@ impl Book<'_> {
     pub(super) async fn decide_keyed(
         &mut self,
         policy: &Policy,
-        asked: &Asked,
+        asked: &StartNeeds,
         id: &ExecutionId,
         first: &mut Execution,
         key: &str,
@@ -109,10 +109,10 @@ impl Book<'_> {
         }
         let found = fetch_execution(&self.view, &self.engine.spaces.executions, &id).await?;
         let gathers = |it: &Gathers| it.key == *key && it.batch.is_some() == is_batch;
-        let is_its = |it: &Execution| it.status == Status::Waiting && it.gathers().is_some_and(gathers);
+        let is_its = |it: &Execution| it.status == StoredStatus::Waiting && it.gathers().is_some_and(gathers);
         let Some((before, item)) = found.filter(|(found, _)| is_its(found)) else { return Ok(None) };
         let after = before.clone();
-        self.changed.insert(id.clone(), Changed { before, rev: item.rev, after });
+        self.changed.insert(id.clone(), ChangedExecution { before, rev: item.rev, after });
         Ok(Some(id))
     }
 
@@ -125,12 +125,12 @@ impl Book<'_> {
         let (now, timeout) = (self.now, self.engine.timeout_of(partition.workflow()));
         let after = self.after(id);
         after.begins_us = Some(begins.0);
-        let waits_in_line = after.admission.as_ref().is_some_and(|admission| admission.ticket.is_some());
+        let is_queued = after.admission.as_ref().is_some_and(|admission| admission.position.is_some());
         let is_over = begins <= now;
         if is_over {
             after.admission.iter_mut().for_each(|admission| admission.gathers = None);
         }
-        if !waits_in_line {
+        if !is_queued {
             after.let_begin(now, timeout);
         }
         if is_over {
@@ -199,7 +199,7 @@ impl Book<'_> {
     pub(super) fn gather(
         &mut self,
         policy: &Policy,
-        asked: &Asked,
+        asked: &StartNeeds,
         id: &ExecutionId,
         first: &mut Execution,
         admission: &mut Admission,
@@ -231,7 +231,7 @@ impl Book<'_> {
 impl Execution {
     /// True if the execution waits in a queue. Its code must not run.
     pub(crate) fn is_queued(&self) -> bool {
-        self.admission.as_ref().is_some_and(|admission| admission.ticket.is_some())
+        self.admission.as_ref().is_some_and(|admission| admission.position.is_some())
     }
 
     pub(crate) fn gathers(&self) -> Option<&Gathers> {
@@ -245,7 +245,7 @@ impl Execution {
 }
 
 /// The inputs of a batch that has not begun.
-async fn inputs_of(engine: &Inner, view: &View, id: &ExecutionId) -> Result<Vec<String>> {
+async fn inputs_of(engine: &EngineInner, view: &View, id: &ExecutionId) -> Result<Vec<String>> {
     let (mut rest, mut inputs) = (engine.kept(id).inputs(), Vec::new());
     while let Some(found) = next_page(view, &mut rest, 1000).await? {
         for (key, item) in found {
@@ -261,7 +261,7 @@ pub(crate) fn list(inputs: &[String]) -> String {
     format!("[{}]", inputs.join(","))
 }
 
-impl Inner {
+impl EngineInner {
     /// The input of a batch that is about to begin.
     pub(crate) async fn gathered(&self, id: &ExecutionId) -> Result<String> {
         Ok(list(&inputs_of(self, &self.store.view().await?, id).await?))

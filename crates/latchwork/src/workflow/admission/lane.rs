@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use crate::lane::{Lanes, Part, Placed, Plan, Rider, Runtime};
+use crate::lane::{LanePlan, Lanes, Part, Placed, Rider, Runtime};
 use crate::node::SHARD;
 use crate::store::{Commit, ErrorKind, FailedCheck, Outcome, Receipt, Refusal, Store, StoreError};
 use crate::workflow::admission::book::{Book, Ruling};
-use crate::workflow::admission::policy::{Asked, Policy};
+use crate::workflow::admission::policy::{Policy, StartNeeds};
 use crate::workflow::admission::stored::Partition;
 use crate::workflow::admission::{Admissions, Started};
 use crate::workflow::stored::record::Execution;
@@ -24,7 +24,7 @@ const MOST_ADMITTED: usize = 256;
 pub(crate) type Starter = Box<dyn Rider<Execution, ()>>;
 
 /// The work of a lane.
-pub(crate) enum Job {
+pub(crate) enum AdmissionJob {
     Start(Box<StartJob>),
     End(Box<EndJob>),
     /// The queue may have room for its next execution.
@@ -33,7 +33,7 @@ pub(crate) enum Job {
 
 /// A start, and its caller.
 pub(crate) struct StartJob {
-    pub(super) asked: Asked,
+    pub(super) asked: StartNeeds,
     pub(super) id: ExecutionId,
     /// The record without any limits.
     pub(super) first: Execution,
@@ -79,10 +79,10 @@ impl EndJob {
     }
 }
 
-impl Job {
+impl AdmissionJob {
     fn fail(self, error: &WorkflowError) {
         // The answer of an end is dropped here. The caller then commits the end without the lane.
-        if let Job::Start(mut start) = self {
+        if let AdmissionJob::Start(mut start) = self {
             if let WorkflowError::Store(error) = error {
                 start.starter.failed(error);
             }
@@ -92,15 +92,15 @@ impl Job {
 
     /// The limits of the permits that the job returns.
     fn given_back(&self) -> &[Partition] {
-        if let Job::End(end) = self { &end.permits } else { &[] }
+        if let AdmissionJob::End(end) = self { &end.permits } else { &[] }
     }
 
     /// The queues that are looked at before the job.
-    fn lines(&self) -> Vec<Partition> {
+    fn queues(&self) -> Vec<Partition> {
         match self {
-            Job::Next(line) => vec![line.clone()],
-            Job::End(end) => end.permits.clone(),
-            Job::Start(start) => {
+            AdmissionJob::Next(queue) => vec![queue.clone()],
+            AdmissionJob::End(end) => end.permits.clone(),
+            AdmissionJob::Start(start) => {
                 let gate = |key: &Option<String>| Partition::new(&start.first.workflow, key.as_deref());
                 start.asked.gates.iter().map(gate).collect()
             }
@@ -109,8 +109,8 @@ impl Job {
 }
 
 /// Jobs that share a commit, and their decisions.
-pub(crate) struct Batch {
-    jobs: Vec<(Job, Ruling)>,
+pub(crate) struct AdmissionBatch {
+    jobs: Vec<(AdmissionJob, Ruling)>,
     placed: Placed,
     rest: Part,
     /// The queues to look at again after the commit.
@@ -118,42 +118,42 @@ pub(crate) struct Batch {
 }
 
 /// How many executions the next commit may admit from queues.
-pub(crate) struct Known(usize);
+pub(crate) struct MostAdmitted(usize);
 
-impl Default for Known {
-    fn default() -> Known {
-        Known(MOST_ADMITTED)
+impl Default for MostAdmitted {
+    fn default() -> MostAdmitted {
+        MostAdmitted(MOST_ADMITTED)
     }
 }
 
 /// The decisions about the first jobs of a lane. Without a part there is nothing to commit.
 struct Decided {
-    jobs: Vec<(Job, Ruling)>,
+    jobs: Vec<(AdmissionJob, Ruling)>,
     part: Option<Part>,
     next: BTreeSet<Partition>,
 }
 
 impl Admissions {
     /// Decides the jobs of one lane. A job that cannot be decided in this commit stays queued with the jobs behind it.
-    async fn decide(&self, policy: &Policy, jobs: &mut VecDeque<Job>, most: usize) -> Result<Decided> {
+    async fn decide(&self, policy: &Policy, jobs: &mut VecDeque<AdmissionJob>, most: usize) -> Result<Decided> {
         let engine = self.engine().ok_or(WorkflowError::Stopped)?;
         let mut book = Book::new(&engine).await?;
         let (mut decided, mut next) = (Vec::with_capacity(jobs.len()), BTreeSet::new());
-        let given_back: Vec<Partition> = jobs.iter().flat_map(Job::given_back).cloned().collect();
+        let given_back: Vec<Partition> = jobs.iter().flat_map(AdmissionJob::given_back).cloned().collect();
         for partition in &given_back {
             book.give_back(partition).await?;
         }
         // The queue of the whole workflow is first in this order. Executions admitted by a key are then behind it.
-        let lines: BTreeSet<Partition> = jobs.iter().flat_map(Job::lines).collect();
-        for line in &lines {
-            if book.admit_next(policy, line, most).await? {
-                next.insert(line.clone());
+        let queues: BTreeSet<Partition> = jobs.iter().flat_map(AdmissionJob::queues).collect();
+        for queue in &queues {
+            if book.admit_next(policy, queue, most).await? {
+                next.insert(queue.clone());
             }
         }
         while let Some(mut job) = jobs.pop_front() {
             let decision = match &mut job {
-                Job::Next(_) | Job::End(_) => Ruling::Starts(None),
-                Job::Start(start) => {
+                AdmissionJob::Next(_) | AdmissionJob::End(_) => Ruling::Starts(None),
+                AdmissionJob::Start(start) => {
                     let mut first = start.first.clone();
                     let decision = match book.decide(policy, &start.asked, &start.id, &mut first).await {
                         Ok(decision) => decision,
@@ -169,7 +169,8 @@ impl Admissions {
             };
             if let Ruling::Later = decision {
                 // The permits of these ends are already counted as returned.
-                let (ends, later): (Vec<Job>, Vec<Job>) = jobs.drain(..).partition(|job| matches!(job, Job::End(_)));
+                let (ends, later): (Vec<AdmissionJob>, Vec<AdmissionJob>) =
+                    jobs.drain(..).partition(|job| matches!(job, AdmissionJob::End(_)));
                 decided.extend(ends.into_iter().map(|end| (end, Ruling::Starts(None))));
                 jobs.extend([job].into_iter().chain(later));
                 break;
@@ -193,11 +194,11 @@ impl Admissions {
     }
 }
 
-impl Plan for Admissions {
+impl LanePlan for Admissions {
     type Key = Partition;
-    type Job = Job;
-    type Known = Known;
-    type Batch = Batch;
+    type Job = AdmissionJob;
+    type Known = MostAdmitted;
+    type Batch = AdmissionBatch;
 
     const MOST: usize = 256;
 
@@ -216,11 +217,11 @@ impl Plan for Admissions {
     async fn plan(
         self: &Arc<Admissions>,
         lane: &Partition,
-        known: &mut Known,
-        jobs: &mut VecDeque<Job>,
+        known: &mut MostAdmitted,
+        jobs: &mut VecDeque<AdmissionJob>,
         most: usize,
-    ) -> Option<(Commit, Batch)> {
-        let mut taken: VecDeque<Job> = jobs.drain(..most.min(jobs.len())).collect();
+    ) -> Option<(Commit, AdmissionBatch)> {
+        let mut taken: VecDeque<AdmissionJob> = jobs.drain(..most.min(jobs.len())).collect();
         let definition = self.engine().and_then(|engine| engine.definition(lane.workflow()).cloned());
         let decided = match definition {
             _ if self.node.is_stopped() => Err(WorkflowError::Stopped),
@@ -242,11 +243,11 @@ impl Plan for Admissions {
             }
         };
         taken.into_iter().rev().for_each(|job| jobs.push_front(job));
-        let starts = |(_, decision): &(Job, Ruling)| matches!(decision, Ruling::Starts(_));
-        let is_written = |it: &(Job, Ruling)| !matches!(it.0, Job::Next(_)) && starts(it);
+        let starts = |(_, decision): &(AdmissionJob, Ruling)| matches!(decision, Ruling::Starts(_));
+        let is_written = |it: &(AdmissionJob, Ruling)| !matches!(it.0, AdmissionJob::Next(_)) && starts(it);
         if part.is_none() && !decided.iter().any(is_written) {
             for (job, decision) in decided {
-                if let Job::Start(start) = job {
+                if let AdmissionJob::Start(start) = job {
                     self.answer(*start, decision);
                 }
             }
@@ -256,64 +257,70 @@ impl Plan for Admissions {
         let (mut commit, placed, rest) = part.place_whole(Commit::new());
         for (job, decision) in &mut decided {
             match (job, decision) {
-                (Job::Start(start), Ruling::Starts(_)) => {
+                (AdmissionJob::Start(start), Ruling::Starts(_)) => {
                     let Some(first) = &start.decided else { continue };
                     commit = start.starter.board(commit, first);
                 }
-                (Job::End(end), _) => commit = end.board(commit),
+                (AdmissionJob::End(end), _) => commit = end.board(commit),
                 _ => {}
             }
         }
-        Some((commit, Batch { jobs: decided, placed, rest, next }))
+        Some((commit, AdmissionBatch { jobs: decided, placed, rest, next }))
     }
 
-    fn size(batch: &Batch) -> usize {
+    fn size(batch: &AdmissionBatch) -> usize {
         batch.jobs.len()
     }
 
-    fn landed(self: &Arc<Admissions>, _: &Partition, known: &mut Known, batch: Batch, receipt: &Receipt) {
-        *known = Known::default();
+    fn landed(
+        self: &Arc<Admissions>,
+        _: &Partition,
+        known: &mut MostAdmitted,
+        batch: AdmissionBatch,
+        receipt: &Receipt,
+    ) {
+        *known = MostAdmitted::default();
         batch.rest.land(batch.placed.landing(receipt));
         for (job, decision) in batch.jobs {
             match job {
-                Job::Start(mut start) => {
+                AdmissionJob::Start(mut start) => {
                     if let Ruling::Starts(_) = decision {
                         start.starter.landed(receipt);
                     }
                     self.answer(*start, decision);
                 }
-                Job::End(end) => {
+                AdmissionJob::End(end) => {
                     end.permits.iter().for_each(|partition| self.note(partition.clone()));
                     end.landed(receipt);
                 }
-                Job::Next(_) => {}
+                AdmissionJob::Next(_) => {}
             }
         }
         // A start that entered a queue may have missed a permit that was returned meanwhile.
-        batch.next.iter().for_each(|line| self.look_at(line));
+        batch.next.iter().for_each(|queue| self.look_at(queue));
     }
 
     async fn refused(
         self: &Arc<Admissions>,
         _: &Partition,
-        _: &mut Known,
-        batch: Batch,
+        _: &mut MostAdmitted,
+        batch: AdmissionBatch,
         refusal: Refusal,
-        jobs: &mut VecDeque<Job>,
+        jobs: &mut VecDeque<AdmissionJob>,
     ) {
         let is_fenced = batch.placed.has_failed(&refusal, SHARD);
         batch.rest.refuse(&batch.placed, &refusal);
         let mut again = Vec::with_capacity(batch.jobs.len());
         for (mut job, decision) in batch.jobs {
             job = match job {
-                Job::Start(mut start) if matches!(decision, Ruling::Starts(_)) => {
+                AdmissionJob::Start(mut start) if matches!(decision, Ruling::Starts(_)) => {
                     if start.starter.refused(&refusal) {
                         continue;
                     }
-                    Job::Start(start)
+                    AdmissionJob::Start(start)
                 }
-                Job::End(end) => match end.refused(&refusal) {
-                    Some(end) => Job::End(Box::new(end)),
+                AdmissionJob::End(end) => match end.refused(&refusal) {
+                    Some(end) => AdmissionJob::End(Box::new(end)),
                     None => continue,
                 },
                 job => job,
@@ -327,25 +334,31 @@ impl Plan for Admissions {
         again.into_iter().rev().for_each(|job| jobs.push_front(job));
     }
 
-    fn split(self: &Arc<Admissions>, _: &mut Known, batch: Batch, jobs: &mut VecDeque<Job>) {
+    fn split(self: &Arc<Admissions>, _: &mut MostAdmitted, batch: AdmissionBatch, jobs: &mut VecDeque<AdmissionJob>) {
         batch.jobs.into_iter().rev().for_each(|(job, _)| jobs.push_front(job));
     }
 
     /// Admits fewer executions per commit: their records may be large.
-    fn shrink(self: &Arc<Admissions>, known: &mut Known) -> bool {
+    fn shrink(self: &Arc<Admissions>, known: &mut MostAdmitted) -> bool {
         let can_be = known.0 > 1;
         known.0 = (known.0 / 8).max(1);
         can_be
     }
 
-    fn failed(self: &Arc<Admissions>, _: &mut Known, batch: Batch, error: StoreError, _: &mut VecDeque<Job>) {
+    fn failed(
+        self: &Arc<Admissions>,
+        _: &mut MostAdmitted,
+        batch: AdmissionBatch,
+        error: StoreError,
+        _: &mut VecDeque<AdmissionJob>,
+    ) {
         self.node.doubt();
         // A commit that is too large or touches a damaged record has written nothing, and another job may be the
         // reason. So the end is committed without the lane.
         let is_whole = matches!(error.kind(), ErrorKind::Invalid | ErrorKind::Corrupt);
         for (job, _) in batch.jobs {
             match job {
-                Job::End(end) if !is_whole => drop(end.answer.send(Err(error.clone()))),
+                AdmissionJob::End(end) if !is_whole => drop(end.answer.send(Err(error.clone()))),
                 job => job.fail(&WorkflowError::Store(error.clone())),
             }
         }

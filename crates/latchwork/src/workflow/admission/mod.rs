@@ -24,16 +24,16 @@ use crate::lane::{Lanes, Part, Turn};
 use crate::node::Node;
 use crate::store::{Commit, ErrorKind, Order, Outcome, StoreError, View};
 use crate::workflow::definition::Definition;
-use crate::workflow::engine::{Engine, Inner};
-use crate::workflow::stored::record::{Admission, Execution, Status};
+use crate::workflow::engine::{Engine, EngineInner};
+use crate::workflow::stored::record::{Admission, Execution, StoredStatus};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
 use book::gate_at;
 pub(crate) use book::{Book, Ruling};
 pub(crate) use gather::list;
-use lane::{EndJob, Job, StartJob, Starter};
-pub(crate) use policy::{Asked, Policy};
-pub(crate) use starter::Stored;
+use lane::{AdmissionJob, EndJob, StartJob, Starter};
+pub(crate) use policy::{Policy, StartNeeds};
+pub(crate) use starter::StoredStart;
 use stored::{Gate, Gates, Partition};
 pub(crate) use tidy::keep;
 
@@ -73,7 +73,7 @@ pub struct LimitUse {
 /// The position of an execution that waits for a permit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct PlaceInLine {
+pub struct QueuePosition {
     /// The limit's key, or the workflow's name.
     pub key: String,
     /// How many executions are before it, at most 10,000.
@@ -87,25 +87,25 @@ pub struct PlaceInLine {
 /// How many positions of a queue are counted.
 const COUNTED: usize = 10_000;
 
-impl PlaceInLine {
+impl QueuePosition {
     pub(crate) async fn of(
         gates: &Gates,
         view: &View,
         id: &ExecutionId,
         execution: &Execution,
-    ) -> Result<Option<PlaceInLine>> {
+    ) -> Result<Option<QueuePosition>> {
         let admission = execution.admission.as_ref().filter(|_| !execution.status.is_terminal());
-        let Some((partition, ticket)) = admission.and_then(|it| it.queued(&execution.workflow)) else {
+        let Some((partition, position)) = admission.and_then(|it| it.queued(&execution.workflow)) else {
             return Ok(None);
         };
         let (gate, LimitUse { used, .. }) = limit_use(gates, view, &partition).await?;
-        let before = gates.line_from(&partition, gate.head).before(&gates.place(&partition, ticket, id));
+        let before = gates.queue_from(&partition, gate.head).before(&gates.position(&partition, position, id));
         let ahead = match before.is_empty() {
             true => 0,
             false => view.scan(&before, Order::Ascending, COUNTED).await?.len() as u64,
         };
         let key = partition.key().unwrap_or(partition.workflow()).to_string();
-        Ok(Some(PlaceInLine { key, ahead, used, limit: gate.limit }))
+        Ok(Some(QueuePosition { key, ahead, used, limit: gate.limit }))
     }
 }
 
@@ -119,7 +119,7 @@ async fn limit_use(gates: &Gates, view: &View, partition: &Partition) -> Result<
 
 /// Admits starts.
 pub(crate) struct Admissions {
-    engine: OnceLock<Weak<Inner>>,
+    engine: OnceLock<Weak<EngineInner>>,
     node: Arc<Node>,
     lanes: Lanes<Admissions>,
     /// Limits with returned permits, and buckets in use. Their records may no longer be needed.
@@ -139,11 +139,11 @@ impl Admissions {
     }
 
     /// Sets the engine to serve.
-    pub(crate) fn serve(&self, engine: Weak<Inner>) {
+    pub(crate) fn serve(&self, engine: Weak<EngineInner>) {
         let _ = self.engine.set(engine);
     }
 
-    fn engine(&self) -> Option<Arc<Inner>> {
+    fn engine(&self) -> Option<Arc<EngineInner>> {
         self.engine.get()?.upgrade()
     }
 
@@ -151,7 +151,7 @@ impl Admissions {
     pub(crate) async fn start(
         self: &Arc<Admissions>,
         definition: &Definition,
-        asked: Asked,
+        asked: StartNeeds,
         id: &ExecutionId,
         first: Execution,
         starter: Starter,
@@ -159,7 +159,7 @@ impl Admissions {
         let lane = definition.policy.lane_of(&definition.name, &asked);
         let (answer, answered) = oneshot::channel();
         let job = StartJob { asked, id: id.clone(), first, decided: None, starter, answer };
-        Lanes::submit(self, &lane, Job::Start(Box::new(job))).map_err(|_| WorkflowError::Stopped)?;
+        Lanes::submit(self, &lane, AdmissionJob::Start(Box::new(job))).map_err(|_| WorkflowError::Stopped)?;
         answered.await.ok().transpose()
     }
 
@@ -183,28 +183,28 @@ impl Admissions {
     ) -> Option<Result<Outcome, StoreError>> {
         let (answer, answered) = oneshot::channel();
         let job = EndJob { permits, commit, first: (0, 0), answer };
-        Lanes::submit(self, &lane, Job::End(Box::new(job))).ok()?;
+        Lanes::submit(self, &lane, AdmissionJob::End(Box::new(job))).ok()?;
         answered.await.ok()
     }
 
     /// Keeps the lane of a start from making commits while the start is decided elsewhere.
-    pub(crate) async fn turn(self: &Arc<Admissions>, definition: &Definition, asked: &Asked) -> Option<Turn> {
+    pub(crate) async fn turn(self: &Arc<Admissions>, definition: &Definition, asked: &StartNeeds) -> Option<Turn> {
         Lanes::turn(self, &definition.policy.lane_of(&definition.name, asked)).await
     }
 
     /// Admits the next execution of a queue if there is room.
-    fn look_at(self: &Arc<Admissions>, line: &Partition) {
-        let definition = self.engine().and_then(|engine| engine.definition(line.workflow()).cloned());
+    fn look_at(self: &Arc<Admissions>, queue: &Partition) {
+        let definition = self.engine().and_then(|engine| engine.definition(queue.workflow()).cloned());
         if let Some(definition) = definition {
-            let _ = Lanes::submit(self, &definition.policy.lane(line), Job::Next(line.clone()));
+            let _ = Lanes::submit(self, &definition.policy.lane(queue), AdmissionJob::Next(queue.clone()));
         }
     }
 
     /// Turns decisions into a part of a commit that is made elsewhere. After that commit, the queues are looked at: a
     /// start that entered one may have missed a permit that was returned meanwhile.
     pub(crate) fn looking_later(self: &Arc<Admissions>, book: Book<'_>) -> Part {
-        let (admissions, lines) = (self.clone(), book.queued.clone());
-        book.into_part().then(move |_| lines.iter().for_each(|line| admissions.look_at(line)))
+        let (admissions, queues) = (self.clone(), book.queued.clone());
+        book.into_part().then(move |_| queues.iter().for_each(|queue| admissions.look_at(queue)))
     }
 
     /// Called when permits were returned or positions in queues were left.
@@ -225,12 +225,12 @@ impl Admissions {
         let Some(engine) = self.engine() else { return Ok(()) };
         let gates = engine.spaces.gates();
         for shard in self.node.owned() {
-            let mut rest = gates.lines(shard);
+            let mut rest = gates.queues(shard);
             while let Some((key, _)) = engine.store.view().await?.scan(&rest, Order::Ascending, 1).await?.pop() {
                 rest = rest.after(&key);
-                if let Some(line) = Gates::read_partition(&key) {
-                    self.look_at(&line);
-                    rest = rest.after(&gates.end_of_line(&line));
+                if let Some(queue) = Gates::read_partition(&key) {
+                    self.look_at(&queue);
+                    rest = rest.after(&gates.end_of_queue(&queue));
                 }
             }
         }
@@ -239,7 +239,7 @@ impl Admissions {
 }
 
 /// Looks at all queues once. Retries as long as the store does not serve.
-pub(crate) async fn look_once(engine: Weak<Inner>) {
+pub(crate) async fn look_once(engine: Weak<EngineInner>) {
     while let Some(inner) = engine.upgrade().filter(|inner| !inner.is_stopped()) {
         match inner.admissions.look_at_all().await {
             Err(error) if error.kind() == ErrorKind::Unavailable => {}
@@ -252,9 +252,9 @@ pub(crate) async fn look_once(engine: Weak<Inner>) {
     }
 }
 
-impl Inner {
+impl EngineInner {
     /// What the end of an execution returns: its permits, and its position in a queue.
-    pub(crate) fn giving_back(self: &Arc<Inner>, id: &ExecutionId, before: &Execution) -> Option<Part> {
+    pub(crate) fn giving_back(self: &Arc<EngineInner>, id: &ExecutionId, before: &Execution) -> Option<Part> {
         let admission: &Admission = before.admission.as_deref()?;
         let (gates, admissions) = (self.spaces.gates(), self.admissions.clone());
         let (mut part, mut partitions) = (Part::default(), Vec::new());
@@ -262,8 +262,10 @@ impl Inner {
             part = part.put(&gates.ended(&partition, permit), Vec::new());
             partitions.push(partition);
         }
-        if let Some((partition, ticket)) = admission.queued(&before.workflow) {
-            part = part.delete(&gates.place(&partition, ticket, id)).put(&gates.left(&partition, ticket), Vec::new());
+        if let Some((partition, position)) = admission.queued(&before.workflow) {
+            part = part
+                .delete(&gates.position(&partition, position, id))
+                .put(&gates.left(&partition, position), Vec::new());
             partitions.push(partition);
         }
         let is_any = !partitions.is_empty();
@@ -271,7 +273,11 @@ impl Inner {
     }
 
     /// True if a start would run at once. Returns the error of a start that would be rejected. Commits nothing.
-    pub(crate) async fn would_run(self: &Arc<Inner>, definition: &Definition, asked: &Asked) -> Result<bool> {
+    pub(crate) async fn would_run(
+        self: &Arc<EngineInner>,
+        definition: &Definition,
+        asked: &StartNeeds,
+    ) -> Result<bool> {
         if asked.gathers.is_some() {
             return Ok(false);
         }
@@ -279,16 +285,16 @@ impl Inner {
         let mut book = Book::new(self).await?;
         match book.decide(&definition.policy, asked, &ExecutionId::from(""), &mut first).await? {
             Ruling::Rejected(error) => Err(error),
-            _ => Ok(first.status == Status::Running),
+            _ => Ok(first.status == StoredStatus::Running),
         }
     }
 
     /// Decides a start whose commit is made elsewhere. Returns the part for that commit, and the turn that keeps other
     /// starts of the same limits undecided until the commit is answered.
     pub(crate) async fn admitting(
-        self: &Arc<Inner>,
+        self: &Arc<EngineInner>,
         definition: &Definition,
-        asked: &Asked,
+        asked: &StartNeeds,
         id: &ExecutionId,
         first: &mut Execution,
     ) -> Result<(Part, Option<Turn>)> {
@@ -301,12 +307,12 @@ impl Inner {
     }
 
     /// Ends an execution that waits in a queue. None of its code runs.
-    pub(crate) async fn leave_line(
-        self: &Arc<Inner>,
+    pub(crate) async fn leave_queue(
+        self: &Arc<EngineInner>,
         id: &ExecutionId,
         before: Execution,
         rev: crate::store::Rev,
-        status: Status,
+        status: StoredStatus,
         tells_parent: bool,
     ) -> Result<Part> {
         use crate::workflow::run::close::How;
@@ -329,10 +335,15 @@ impl Inner {
     }
 
     /// Ends an execution whose time in a queue is over.
-    pub(crate) fn time_out_in_line(self: &Arc<Inner>, id: &ExecutionId, before: Execution, rev: crate::store::Rev) {
+    pub(crate) fn time_out_in_queue(
+        self: &Arc<EngineInner>,
+        id: &ExecutionId,
+        before: Execution,
+        rev: crate::store::Rev,
+    ) {
         let (engine, id) = (self.clone(), id.clone());
         self.node.runtime.spawn(async move {
-            let part = engine.leave_line(&id, before, rev, Status::TimedOut, true).await;
+            let part = engine.leave_queue(&id, before, rev, StoredStatus::TimedOut, true).await;
             let left = match part {
                 Ok(part) => engine.send(part).await.map(|sent| sent.is_some()),
                 Err(error) => Err(error),
@@ -340,7 +351,7 @@ impl Inner {
             match left {
                 Ok(true) => {}
                 // It was admitted or changed meanwhile, so it is looked at again.
-                Ok(false) => engine.wake_up(&id),
+                Ok(false) => engine.spawn_load(&id),
                 Err(error) => {
                     tracing::warn!(%id, %error, "an execution could not leave its queue yet, retrying");
                     engine.timers.look_again();

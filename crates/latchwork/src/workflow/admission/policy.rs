@@ -209,7 +209,7 @@ pub(crate) struct Policy {
 
 /// What one start needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct StartNeeds {
     /// The keys of the limits that it must pass, in this order.
     pub(crate) gates: Vec<Option<String>>,
     pub(crate) priority: i32,
@@ -312,7 +312,7 @@ impl Policy {
     }
 
     /// The lane that decides a start.
-    pub(crate) fn lane_of(&self, workflow: &str, asked: &Asked) -> Partition {
+    pub(crate) fn lane_of(&self, workflow: &str, asked: &StartNeeds) -> Partition {
         let key = asked.gates.iter().chain(&asked.bucket).chain(&asked.gathers).next();
         self.lane(&Partition::new(workflow, key.and_then(|key| key.as_deref())))
     }
@@ -363,7 +363,7 @@ impl Policy {
     }
 
     /// Computes what a start with this input needs. Only here are the functions of the definition called.
-    pub(crate) fn asked(&self, workflow: &str, input: &str) -> Result<Asked> {
+    pub(crate) fn asked(&self, workflow: &str, input: &str) -> Result<StartNeeds> {
         let bad = |what: &'static str, reason: String| WorkflowError::Key { workflow: workflow.into(), what, reason };
         let key = |what, function: &OfInput<String>| {
             let key = function(input).map_err(|reason| bad(what, reason))?;
@@ -376,7 +376,7 @@ impl Policy {
             }
         };
         let optional = |what, function: &Option<OfInput<String>>| function.as_ref().map(|it| key(what, it)).transpose();
-        let mut asked = Asked::default();
+        let mut asked = StartNeeds::default();
         if let Some((_, function)) = &self.each {
             asked.gates.push(Some(key("the key of its concurrency", function)?));
         }
@@ -400,9 +400,9 @@ impl Policy {
     }
 }
 
-impl Asked {
+impl StartNeeds {
     /// The same for an execution that is never gathered with others.
-    pub(crate) fn alone(self) -> Asked {
-        Asked { gathers: None, ..self }
+    pub(crate) fn alone(self) -> StartNeeds {
+        StartNeeds { gathers: None, ..self }
     }
 }

@@ -7,20 +7,20 @@ use parking_lot::Mutex;
 use crate::lane::{Part, Placed, Rider};
 use crate::node::SHARD;
 use crate::store::{Commit, Receipt, Refusal, StoreError, Timestamp};
-use crate::workflow::admission::{Asked, Book, Ruling};
-use crate::workflow::engine::{Inner, check_name};
-use crate::workflow::run::{Boarded, KEYED, Next, RECORD, Run, Sent, Stop, Verdict, turn};
-use crate::workflow::stored::record::{Execution, Labels, Status};
+use crate::workflow::admission::{Book, Ruling, StartNeeds};
+use crate::workflow::engine::{EngineInner, check_name};
+use crate::workflow::run::{Boarded, CommitOutcome, KEYED, NextState, RECORD, RefusalVerdict, Run, Stop, turn};
+use crate::workflow::stored::record::{Execution, Labels, StoredStatus};
 use crate::workflow::{ExecutionId, Result};
 
 /// The first record of an execution that does not run at once, as a part of a commit.
-fn first_record(engine: &Arc<Inner>, id: &ExecutionId, first: &Execution) -> Part {
+fn first_record(engine: &Arc<EngineInner>, id: &ExecutionId, first: &Execution) -> Part {
     let mut first = first.clone();
-    let begins_here = first.status == Status::Running && engine.node.owns(id) && !engine.idle;
+    let begins_here = first.status == StoredStatus::Running && engine.node.owns(id) && !engine.idle;
     let definition = engine.definition(&first.workflow).cloned().filter(|_| begins_here);
     let running = definition.map(|definition| (engine.set_running(id, &mut first), definition));
     let (part, _) = turn(engine, engine.at_record(id, None), id, None, &mut first, None);
-    match (running, first.status == Status::Waiting, first.timer_us) {
+    match (running, first.status == StoredStatus::Waiting, first.timer_us) {
         (Some((running, definition)), ..) => {
             let (engine, id) = (engine.clone(), id.clone());
             // A signal may come with the start.
@@ -38,16 +38,20 @@ fn first_record(engine: &Arc<Inner>, id: &ExecutionId, first: &Execution) -> Par
 }
 
 /// Stores an execution that is not in memory, together with the other writes of its start.
-pub(crate) struct Stored {
-    engine: Arc<Inner>,
+pub(crate) struct StoredStart {
+    engine: Arc<EngineInner>,
     id: ExecutionId,
     with: Box<dyn Fn(Part) -> Part + Send>,
     placed: Option<(Placed, Part)>,
 }
 
-impl Stored {
-    pub(crate) fn new(engine: &Arc<Inner>, id: &ExecutionId, with: impl Fn(Part) -> Part + Send + 'static) -> Stored {
-        Stored { engine: engine.clone(), id: id.clone(), with: Box::new(with), placed: None }
+impl StoredStart {
+    pub(crate) fn new(
+        engine: &Arc<EngineInner>,
+        id: &ExecutionId,
+        with: impl Fn(Part) -> Part + Send + 'static,
+    ) -> StoredStart {
+        StoredStart { engine: engine.clone(), id: id.clone(), with: Box::new(with), placed: None }
     }
 
     /// Returns everything that stores the execution, with `first` as its first record.
@@ -56,7 +60,7 @@ impl Stored {
     }
 }
 
-impl Rider<Execution, ()> for Stored {
+impl Rider<Execution, ()> for StoredStart {
     fn board(&mut self, commit: Commit, first: &Execution) -> Commit {
         let (commit, placed, rest) = self.part(first).place_whole(commit);
         self.placed = Some((placed, rest));
@@ -85,7 +89,7 @@ impl Rider<Execution, ()> for Stored {
 /// the execution must wait, that work is dropped and the execution leaves memory.
 struct FirstCommit {
     run: Arc<Run>,
-    next: Next,
+    next: NextState,
     boarded: Option<Boarded>,
     waits: Option<(Placed, Part, Option<Timestamp>)>,
     receipt: Arc<Mutex<Option<Receipt>>>,
@@ -103,7 +107,7 @@ impl FirstCommit {
 impl Rider<Execution, ()> for FirstCommit {
     fn board(&mut self, commit: Commit, first: &Execution) -> Commit {
         self.rise();
-        if first.status == Status::Running {
+        if first.status == StoredStatus::Running {
             self.run.with(|state| state.known.set_admission(first.admission.clone()));
             let (commit, boarded) = self.run.board(commit, self.next.clone());
             self.boarded = Some(boarded);
@@ -128,8 +132,8 @@ impl Rider<Execution, ()> for FirstCommit {
     fn refused(&mut self, refusal: &Refusal) -> bool {
         let stop = match (self.boarded.take(), self.waits.take()) {
             (Some(boarded), _) => match self.run.refused(boarded, refusal) {
-                Verdict::Stop(stop) => Some(stop),
-                Verdict::Again => None,
+                RefusalVerdict::Stop(stop) => Some(stop),
+                RefusalVerdict::Again => None,
             },
             (None, Some((placed, rest, _))) => {
                 let failed = |tag| placed.has_failed(refusal, tag);
@@ -159,7 +163,7 @@ impl Rider<Execution, ()> for FirstCommit {
 
 impl Run {
     /// Makes the first commit of an execution whose workflow has limits. The same commit admits the execution.
-    pub(crate) async fn send_admitted(self: &Arc<Run>, asked: Asked, next: Next) -> Sent {
+    pub(crate) async fn send_admitted(self: &Arc<Run>, asked: StartNeeds, next: NextState) -> CommitOutcome {
         let first = self.with(|state| state.known.stored().clone());
         let receipt = Arc::new(Mutex::new(None));
         let (run, definition) = (self.clone(), self.definition.clone());
@@ -167,23 +171,23 @@ impl Run {
         let started = self.engine.admissions.start(&definition, asked, &self.id, first, starter).await;
         let landed = receipt.lock().take();
         match (landed, started) {
-            (Some(receipt), _) => Sent::Landed(receipt),
-            (None, Err(error)) => Sent::Stopped(self.stop().unwrap_or(Stop::Rejected(error))),
-            (None, Ok(_)) => Sent::Stopped(self.stop().unwrap_or(Stop::Fenced)),
+            (Some(receipt), _) => CommitOutcome::Landed(receipt),
+            (None, Err(error)) => CommitOutcome::Stopped(self.stop().unwrap_or(Stop::Rejected(error))),
+            (None, Ok(_)) => CommitOutcome::Stopped(self.stop().unwrap_or(Stop::Fenced)),
         }
     }
 }
 
-impl Inner {
+impl EngineInner {
     /// Starts executions in a commit of another layer. They begin when the commit has landed, if they are admitted by
     /// then. A rejected start is an error. Inputs are JSON text.
-    pub(crate) async fn starting(self: &Arc<Inner>, starts: &[(&str, String, ExecutionId)]) -> Result<Part> {
+    pub(crate) async fn starting(self: &Arc<EngineInner>, starts: &[(&str, String, ExecutionId)]) -> Result<Part> {
         self.starting_for(starts, None).await
     }
 
     /// The same for a schedule, if one is given: the end of the executions is reported to it.
     pub(crate) async fn starting_for(
-        self: &Arc<Inner>,
+        self: &Arc<EngineInner>,
         starts: &[(&str, String, ExecutionId)],
         schedule: Option<&str>,
     ) -> Result<Part> {
@@ -193,7 +197,7 @@ impl Inner {
             check_name("the id of an execution", id)?;
             let (definition, input) = self.accept(workflow, Ok(input.clone()))?;
             definition.check(&input)?;
-            let asked = definition.asked(&input)?.map(Asked::alone);
+            let asked = definition.asked(&input)?.map(StartNeeds::alone);
             let mut first = definition.first_record(definition.alone(input), Labels::default(), now, now);
             first.schedule = schedule.map(str::to_string);
             if let Some(asked) = asked {
@@ -205,7 +209,7 @@ impl Inner {
                     return Err(error);
                 }
             }
-            part = part.and(Stored::new(self, id, |part| part).part(&first));
+            part = part.and(StoredStart::new(self, id, |part| part).part(&first));
             let (engine, workflow) = (self.clone(), workflow.to_string());
             part = part.then(move |_| engine.metrics.started(&workflow));
         }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::node::{read_text, shard_key, shard_of, write_text};
 use crate::record::stored;
 use crate::store::{Commit, Item, Key, Order, Outcome, Range, Space, Store};
-use crate::workflow::stored::record::{Admission, Ticket};
+use crate::workflow::stored::record::{Admission, StoredPosition};
 use crate::workflow::{ExecutionId, Result};
 
 /// The names of the spaces: the records that decisions depend on, and what is stored beside them.
@@ -74,7 +74,7 @@ pub(crate) struct Gate {
     pub(crate) round: u64,
     pub(crate) highest: u64,
     /// No position in the queue is before this one. So a scan does not pass over positions that were served.
-    pub(crate) head: Ticket,
+    pub(crate) head: StoredPosition,
 }
 
 /// The last rank in a queue of one of the keys that are served in turn.
@@ -101,7 +101,7 @@ stored!(Gate => [b"\0\0"], Flow, Bucket, Gathering);
 const GATE: u8 = b'g';
 const ENDED: u8 = b'e';
 const LEFT: u8 = b'l';
-const LINE: u8 = b'q';
+const POSITION: u8 = b'q';
 const FLOW: u8 = b'f';
 const BUCKET: u8 = b'r';
 const DEBOUNCE: u8 = b'p';
@@ -111,11 +111,11 @@ const MARKER: u8 = b'm';
 /// What a key belongs to.
 #[cfg(feature = "testing")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum KeyKind {
     Gate,
     Ended,
     Left,
-    Line,
+    Position,
     Bucket,
     /// The marker of a gate, and of a bucket.
     GateMarker,
@@ -156,8 +156,8 @@ impl Gates {
     }
 
     /// The note that a position in the queue was left.
-    pub(crate) fn left(&self, partition: &Partition, ticket: Ticket) -> Key {
-        self.note(LEFT, partition, ticket.number)
+    pub(crate) fn left(&self, partition: &Partition, position: StoredPosition) -> Key {
+        self.note(LEFT, partition, position.number)
     }
 
     /// All notes of either kind.
@@ -186,32 +186,32 @@ impl Gates {
     }
 
     /// A position in a queue.
-    pub(crate) fn place(&self, partition: &Partition, ticket: Ticket, id: &ExecutionId) -> Key {
-        let mut bytes = Gates::bytes(LINE, partition);
-        bytes.extend_from_slice(&ticket.rank.to_be_bytes());
-        bytes.extend_from_slice(&ticket.number.to_be_bytes());
+    pub(crate) fn position(&self, partition: &Partition, position: StoredPosition, id: &ExecutionId) -> Key {
+        let mut bytes = Gates::bytes(POSITION, partition);
+        bytes.extend_from_slice(&position.rank.to_be_bytes());
+        bytes.extend_from_slice(&position.number.to_be_bytes());
         bytes.extend_from_slice(id.as_bytes());
         self.beside.key(bytes)
     }
 
     /// All positions in a queue, the next to be served first.
-    pub(crate) fn line(&self, partition: &Partition) -> Range {
-        self.beside.prefix(Gates::bytes(LINE, partition))
+    pub(crate) fn queue(&self, partition: &Partition) -> Range {
+        self.beside.prefix(Gates::bytes(POSITION, partition))
     }
 
     /// The positions in a queue from `head` on.
-    pub(crate) fn line_from(&self, partition: &Partition, head: Ticket) -> Range {
-        self.line(partition).from(&self.place(partition, head, &"".into()))
+    pub(crate) fn queue_from(&self, partition: &Partition, head: StoredPosition) -> Range {
+        self.queue(partition).from(&self.position(partition, head, &"".into()))
     }
 
     /// A key behind all positions in a queue: no id has such a byte.
-    pub(crate) fn end_of_line(&self, partition: &Partition) -> Key {
-        self.beside.key([&Gates::bytes(LINE, partition)[..], &[0xff; 17]].concat())
+    pub(crate) fn end_of_queue(&self, partition: &Partition) -> Key {
+        self.beside.key([&Gates::bytes(POSITION, partition)[..], &[0xff; 17]].concat())
     }
 
     /// All queues of a shard.
-    pub(crate) fn lines(&self, shard: u16) -> Range {
-        self.beside.prefix([&shard_key(shard)[..], &[LINE]].concat())
+    pub(crate) fn queues(&self, shard: u16) -> Range {
+        self.beside.prefix([&shard_key(shard)[..], &[POSITION]].concat())
     }
 
     pub(crate) fn markers(&self, shard: u16) -> Range {
@@ -251,27 +251,27 @@ impl Gates {
 
     /// Reads what a key belongs to.
     #[cfg(feature = "testing")]
-    pub(crate) fn read_kind(key: &Key) -> Option<(Kind, Partition)> {
+    pub(crate) fn read_kind(key: &Key) -> Option<(KeyKind, Partition)> {
         let kind = match *key.bytes().get(2)? {
-            GATE => Kind::Gate,
-            ENDED => Kind::Ended,
-            LEFT => Kind::Left,
-            LINE => Kind::Line,
-            BUCKET => Kind::Bucket,
-            MARKER if key.bytes().get(3) == Some(&GATE) => Kind::GateMarker,
-            MARKER => Kind::BucketMarker,
-            _ => Kind::Other,
+            GATE => KeyKind::Gate,
+            ENDED => KeyKind::Ended,
+            LEFT => KeyKind::Left,
+            POSITION => KeyKind::Position,
+            BUCKET => KeyKind::Bucket,
+            MARKER if key.bytes().get(3) == Some(&GATE) => KeyKind::GateMarker,
+            MARKER => KeyKind::BucketMarker,
+            _ => KeyKind::Other,
         };
         Some((kind, Gates::read_partition(key)?))
     }
 
-    /// Reads the ticket and the execution from the key of a position.
-    pub(crate) fn read_place(key: &Key) -> Option<(Ticket, ExecutionId)> {
+    /// Reads the position and the execution from the key of a position.
+    pub(crate) fn read_position(key: &Key) -> Option<(StoredPosition, ExecutionId)> {
         let (_, rest) = Partition::read(key.bytes().get(3..)?)?;
         let (rank, rest) = rest.split_first_chunk::<8>()?;
         let (number, id) = rest.split_first_chunk::<8>()?;
-        let ticket = Ticket { rank: u64::from_be_bytes(*rank), number: u64::from_be_bytes(*number) };
-        Some((ticket, std::str::from_utf8(id).ok()?.into()))
+        let position = StoredPosition { rank: u64::from_be_bytes(*rank), number: u64::from_be_bytes(*number) };
+        Some((position, std::str::from_utf8(id).ok()?.into()))
     }
 }
 
@@ -283,9 +283,9 @@ impl Admission {
     }
 
     /// The limit in whose queue it waits, and its position there.
-    pub(crate) fn queued(&self, workflow: &str) -> Option<(Partition, Ticket)> {
-        let (ticket, gate) = (self.ticket?, self.gates.get(usize::from(self.passed))?);
-        Some((Partition::new(workflow, gate.key.as_deref()), ticket))
+    pub(crate) fn queued(&self, workflow: &str) -> Option<(Partition, StoredPosition)> {
+        let (position, gate) = (self.position?, self.gates.get(usize::from(self.passed))?);
+        Some((Partition::new(workflow, gate.key.as_deref()), position))
     }
 }
 

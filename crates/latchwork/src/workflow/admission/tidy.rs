@@ -11,9 +11,9 @@ use crate::store::{Commit, Key, Order, Outcome, SpaceSpec, Store, View};
 use crate::workflow::Result;
 use crate::workflow::admission::Admissions;
 use crate::workflow::admission::book::{GATE, gate_at};
-use crate::workflow::admission::policy::Asked;
+use crate::workflow::admission::policy::StartNeeds;
 use crate::workflow::admission::stored::{Bucket, Gate, Gates, MARKED, Partition};
-use crate::workflow::engine::{Inner, Spaces};
+use crate::workflow::engine::{EngineInner, EngineSpaces};
 
 /// How long an unused record stays at least: it may be used again.
 const PAUSE: Duration = Duration::from_secs(10);
@@ -35,14 +35,14 @@ impl Admissions {
     }
 
     /// The same for the bucket of a start.
-    pub(super) fn note_used(&self, workflow: &str, asked: &Asked) {
+    pub(super) fn note_used(&self, workflow: &str, asked: &StartNeeds) {
         if let Some(key) = &asked.bucket {
             self.note(Partition::new(workflow, key.as_deref()));
         }
     }
 
     /// Deletes the records of partitions that are not in use. Returns the partitions to look at again.
-    async fn clear(self: &Arc<Admissions>, engine: &Inner, partitions: &[Partition]) -> Result<Vec<Partition>> {
+    async fn clear(self: &Arc<Admissions>, engine: &EngineInner, partitions: &[Partition]) -> Result<Vec<Partition>> {
         let view = engine.store.view().await?;
         let (mut parts, mut later) = (Vec::new(), Vec::new());
         for partition in partitions {
@@ -66,7 +66,7 @@ impl Admissions {
     }
 
     /// Notes all limits and buckets in the shards of this node: an earlier process may have left some.
-    async fn note_all(&self, engine: &Inner) -> Result<()> {
+    async fn note_all(&self, engine: &EngineInner) -> Result<()> {
         for shard in self.node.owned() {
             let mut rest = engine.spaces.gates().markers(shard);
             loop {
@@ -80,9 +80,9 @@ impl Admissions {
     }
 }
 
-impl Spaces {
+impl EngineSpaces {
     /// Returns the spaces once all gates and buckets have markers. Those of earlier programs get them once.
-    pub(crate) async fn marked(self, store: &Store) -> Result<Spaces> {
+    pub(crate) async fn marked(self, store: &Store) -> Result<EngineSpaces> {
         if store.spaces().await?.iter().all(|space| space.name() != MARKED) {
             self.gates().mark_all(store).await?;
             store.space(SpaceSpec::new(MARKED)).await?;
@@ -102,7 +102,7 @@ struct Clearing {
 }
 
 /// Decides what to delete of a partition.
-async fn clearing(engine: &Inner, view: &View, partition: &Partition) -> Result<Clearing> {
+async fn clearing(engine: &EngineInner, view: &View, partition: &Partition) -> Result<Clearing> {
     let gates = engine.spaces.gates();
     let place = || format!("limit {partition:?}");
     let mut part = Part::default();
@@ -147,7 +147,7 @@ async fn clearing(engine: &Inner, view: &View, partition: &Partition) -> Result<
 }
 
 /// Deletes unused records, some time after their last use.
-pub(crate) async fn keep(engine: Weak<Inner>, admissions: Arc<Admissions>) {
+pub(crate) async fn keep(engine: Weak<EngineInner>, admissions: Arc<Admissions>) {
     let Some(inner) = engine.upgrade() else { return };
     if let Err(error) = admissions.note_all(&inner).await {
         tracing::warn!(%error, "unused limits could not be listed");

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::workflow::Failure;
 use crate::workflow::journal::place::Place;
-use crate::workflow::run::{Listed, Run};
+use crate::workflow::run::{OpInProgress, Run};
 use crate::workflow::stored::record::{Entry, WaitsFor};
 
 /// The attempts in progress: the number of each attempt, and the last progress that it has reported.
@@ -61,10 +61,10 @@ fn over() -> Failure {
 /// Where an attempt reports its progress, from any task.
 #[derive(Clone)]
 pub(crate) struct Beats {
-    inner: Arc<Inner>,
+    inner: Arc<BeatsInner>,
 }
 
-struct Inner {
+struct BeatsInner {
     run: Arc<Run>,
     place: Place,
     /// The number of the execution's run.
@@ -79,7 +79,7 @@ impl Beats {
     pub(crate) fn new(run: &Arc<Run>, place: &Place, entry: &Entry) -> Beats {
         let (run, number, place, entry) = (run.clone(), run.number().1, place.clone(), entry.clone());
         let last_us = AtomicU64::new(run.env().monotonic().as_micros() as u64);
-        Beats { inner: Arc::new(Inner { run, place, number, entry, last_us }) }
+        Beats { inner: Arc::new(BeatsInner { run, place, number, entry, last_us }) }
     }
 
     /// How long ago the last heartbeat or the beginning of the attempt was.
@@ -90,10 +90,10 @@ impl Beats {
 
     /// Reports a heartbeat with the progress of the attempt.
     pub(crate) async fn beat(&self, progress: &impl Serialize) -> Result<(), Failure> {
-        let Inner { run, place, number, entry, last_us } = &*self.inner;
+        let BeatsInner { run, place, number, entry, last_us } = &*self.inner;
         let progress = run.text("the progress", progress)?;
         last_us.store(run.env().monotonic().as_micros() as u64, Ordering::SeqCst);
-        let doing = Listed::begin(run, WaitsFor::Store);
+        let doing = OpInProgress::begin(run, WaitsFor::Store);
         if !run.with(|state| state.beat(place, *number, entry, progress)) {
             return Err(over());
         }

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::workflow::Failure;
 use crate::workflow::ctx::Ctx;
 use crate::workflow::journal::place::Place;
-use crate::workflow::journal::replay::Call;
+use crate::workflow::journal::replay::OpCall;
 use crate::workflow::run::Branch;
 use crate::workflow::stored::record::{Entry, EntryState, Kind};
 
@@ -26,7 +26,7 @@ pub type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 type Numbered<'a, T> = Boxed<'a, (usize, T)>;
 
 /// A fork in the code.
-struct Fork {
+struct CodeFork {
     /// The branch that the fork is in.
     here: Arc<Branch>,
     place: Place,
@@ -40,7 +40,7 @@ struct Fork {
     ends_all: bool,
 }
 
-impl Fork {
+impl CodeFork {
     /// True if a branch runs. If one is recorded as the first, only that one runs again, unless all run to their end.
     fn runs(&self, branch: usize) -> bool {
         self.first.is_none_or(|(first, begun)| first == branch || self.ends_all && branch < begun)
@@ -61,7 +61,7 @@ struct Branches<'a, T> {
 }
 
 impl<'a, T: Send + 'a> Branches<'a, T> {
-    fn new(ctx: &'a Ctx, fork: &Fork) -> Branches<'a, T> {
+    fn new(ctx: &'a Ctx, fork: &CodeFork) -> Branches<'a, T> {
         Branches { ctx, fork: fork.place.clone(), running: FuturesUnordered::new(), numbers: BTreeSet::new() }
     }
 
@@ -89,9 +89,9 @@ impl<T> Drop for Branches<'_, T> {
 }
 
 impl Ctx {
-    async fn fork(&self, kind: Kind, count: usize) -> Fork {
+    async fn fork(&self, kind: Kind, count: usize) -> CodeFork {
         let here = self.begins().await;
-        let call = Call { kind, name: "", argument: count as u64 };
+        let call = OpCall { kind, name: "", argument: count as u64 };
         let (place, found) = self.take(&call).await;
         let is_replayed = found.is_some();
         let entry = found.unwrap_or_else(|| {
@@ -110,14 +110,14 @@ impl Ctx {
             Some((first, _)) => self.run.release_lost(&place, first).await,
             None => {}
         }
-        Fork { here, place, entry, is_replayed, first, in_saga, ends_all }
+        CodeFork { here, place, entry, is_replayed, first, in_saga, ends_all }
     }
 
     /// A branch of a fork, if it runs: its code has its own context, and has to end where its journal ends. `give`
     /// converts the output of the branch.
     fn branch<'a, T, U, F>(
         &'a self,
-        fork: &Fork,
+        fork: &CodeFork,
         branch: usize,
         code: impl FnOnce(Ctx) -> F + Send + 'a,
         give: fn(T) -> U,
@@ -143,7 +143,7 @@ impl Ctx {
     }
 
     /// Records which branch was first, and how many had begun.
-    fn was_first(&self, fork: &Fork, branch: usize, begun: usize) {
+    fn was_first(&self, fork: &CodeFork, branch: usize, begun: usize) {
         if fork.first.is_none() {
             let entry = Entry { state: EntryState::Done(format!("[{branch},{begun}]")), ..fork.entry.clone() };
             self.run.put(&fork.place, entry);
@@ -155,7 +155,7 @@ impl Ctx {
 
     /// The branches beside the first were dropped. A branch that has recorded something, and has not run since the
     /// execution was loaded again, may hold locks or reviews that only its code would release.
-    async fn gave_up(&self, fork: &Fork, branch: usize) {
+    async fn gave_up(&self, fork: &CodeFork, branch: usize) {
         if fork.is_replayed && fork.first.is_none() && !fork.ends_all {
             self.run.release_lost(&fork.place, branch).await;
         }
@@ -166,7 +166,7 @@ impl Ctx {
     /// Returns the outputs in the order of the branches, and the bad one.
     async fn all<'a, T: Send + 'a>(
         &'a self,
-        fork: &Fork,
+        fork: &CodeFork,
         waiting: impl IntoIterator<Item = Option<Numbered<'a, T>>>,
         at_once: usize,
         is_bad: fn(&T) -> bool,
@@ -208,7 +208,7 @@ impl Ctx {
     /// Runs the branches of a fork until the first has ended. Returns its index and its output.
     async fn first<'a, T: Send + 'a>(
         &'a self,
-        fork: &Fork,
+        fork: &CodeFork,
         running: impl IntoIterator<Item = Option<Numbered<'a, T>>>,
     ) -> (usize, T) {
         let (mut branches, mut begun) = (Branches::new(self, fork), 0);

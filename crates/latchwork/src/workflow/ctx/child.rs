@@ -12,17 +12,17 @@ use crate::json;
 use crate::lane::Part;
 use crate::record::Record;
 use crate::store::Timestamp;
-use crate::workflow::admission::Asked;
+use crate::workflow::admission::StartNeeds;
 use crate::workflow::ctx::step::read_failure;
 use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::definition::{Definition, Workflow};
 use crate::workflow::engine::check_name;
 use crate::workflow::journal::place::Place;
-use crate::workflow::journal::replay::{Call, Journaled};
-use crate::workflow::run::{Doing, Effect, Listed, Run, hash_text, turn};
-use crate::workflow::stored::kept::{self, Letter};
+use crate::workflow::journal::replay::{Journaled, OpCall};
+use crate::workflow::run::{Doing, OpEffect, OpInProgress, Run, hash_text, turn};
+use crate::workflow::stored::kept::{self, MessageBody};
 use crate::workflow::stored::record::{
-    Attribute, Close, Entry, EntryState, Execution, Kind, Labels, Parent, Status, WaitsFor, failure_text,
+    Attribute, Close, Entry, EntryState, Execution, Kind, Labels, Parent, StoredStatus, WaitsFor, failure_text,
 };
 use crate::workflow::{Boxed, ExecutionId, Failure, Result, WorkflowError};
 
@@ -119,7 +119,7 @@ impl<I: Serialize, O> StartChild<'_, I, O> {
         if let Some(id) = &id {
             check_name("the id of an execution", id)?;
         }
-        let call = Call { kind: Kind::Child, name, argument: hash(&(&id, &input, close)) };
+        let call = OpCall { kind: Kind::Child, name, argument: hash(&(&id, &input, close)) };
         let birth = |operation: &Journaled<'_>| match birth_at_source(&operation.entry) {
             Some(birth) => (birth, true),
             None => (born_at(&ctx.run.id, ctx.run.number(), &operation.place), false),
@@ -137,7 +137,7 @@ impl<I: Serialize, O> StartChild<'_, I, O> {
             }
             let born = birth(&operation);
             let id = id.unwrap_or_else(|| derived(run, &operation.place));
-            let asked = definition.asked(&input).map_err(|error| operation.gave(error.into()))?.map(Asked::alone);
+            let asked = definition.asked(&input).map_err(|error| operation.gave(error.into()))?.map(StartNeeds::alone);
             let now = run.env().now();
             let parent = Some(Parent { id: run.id.clone(), close, root: run.root(), birth: born.0 });
             let child = Execution { parent, ..definition.first_record(definition.alone(input), labels, now, now) };
@@ -206,11 +206,11 @@ fn first_commit(
     mut child: Execution,
     definition: Arc<Definition>,
     admission: Part,
-) -> Effect {
+) -> OpEffect {
     let engine = &run.engine;
     let (close, birth) = child.parent.as_ref().map(|parent| (parent.close, parent.birth)).unwrap_or_default();
-    let running = (child.status == Status::Running).then(|| engine.set_running(id, &mut child));
-    let part = admission.put(&run.kept().child(id), kept::Child { close, birth }.encode());
+    let running = (child.status == StoredStatus::Running).then(|| engine.set_running(id, &mut child));
+    let part = admission.put(&run.kept().child(id), kept::ChildRecord { close, birth }.encode());
     let (part, _) = turn(engine, engine.at_record(id, None).and(part), id, None, &mut child, None);
     let (engine, id) = (engine.clone(), id.clone());
     let part = part.then(move |landing| {
@@ -220,7 +220,7 @@ fn first_commit(
         };
         running.begin(Run::new(engine, definition, id, child, landing.last()).fresh());
     });
-    Effect { op: doing.op, ..part.into() }
+    OpEffect { op: doing.op, ..part.into() }
 }
 
 impl<'a, I: Serialize + Send + 'a, O: DeserializeOwned + Send + 'a> IntoFuture for StartChild<'a, I, O> {
@@ -266,16 +266,16 @@ impl Ctx {
 }
 
 /// True if a message reports the end of this very child.
-fn is_end_of(letter: &Letter, id: &ExecutionId, born: u64) -> bool {
-    matches!(letter, Letter::Ended { child, birth, .. } if child == id && *birth == born)
+fn is_end_of(body: &MessageBody, id: &ExecutionId, born: u64) -> bool {
+    matches!(body, MessageBody::Ended { child, birth, .. } if child == id && *birth == born)
 }
 
 /// The result of a child, as its parent records it.
-pub(crate) fn outcome(id: &ExecutionId, status: &Status) -> Result<String, String> {
+pub(crate) fn outcome(id: &ExecutionId, status: &StoredStatus) -> Result<String, String> {
     match status {
-        Status::Completed(output) => Ok(output.clone()),
-        Status::Failed(failure) => Err(failure.clone()),
-        Status::Cancelled(reason) => {
+        StoredStatus::Completed(output) => Ok(output.clone()),
+        StoredStatus::Failed(failure) => Err(failure.clone()),
+        StoredStatus::Cancelled(reason) => {
             let error = ChildCancelled { id: id.to_string(), reason: reason.clone() };
             Err(failure_text(&Failure::typed(error).not_retryable()))
         }
@@ -291,13 +291,13 @@ impl<O: DeserializeOwned> Child<O> {
             let message = format!("child {id:?} was started to be abandoned, so its end cannot be awaited here");
             return Err(Failure::new(message).with_code("latchwork.child.abandoned").not_retryable());
         }
-        let call = Call { kind: Kind::ChildEnd, name: id, argument: 0 };
+        let call = OpCall { kind: Kind::ChildEnd, name: id, argument: 0 };
         let wrong = |error| Failure::new(format!("the output of child {id:?} does not fit: {error}"));
         if self.is_of_source {
             let text = self.ctx.end_of_another(call, id, self.birth).await?;
             return self.read(&text).map_err(wrong);
         }
-        let is_it = |letter: &Letter| is_end_of(letter, id, self.birth);
+        let is_it = |body: &MessageBody| is_end_of(body, id, self.birth);
         let what = WaitsFor::Child(id.to_string());
         let text = self.ctx.await_text(call, what, None, is_it).await?.ok_or_else(Failure::time)?;
         self.read(&text).map_err(wrong)
@@ -314,7 +314,7 @@ impl<O: DeserializeOwned> Child<O> {
 impl Ctx {
     /// Waits for the end of a child that the source of this fork has started. The child notifies only the source, so
     /// this reads the child's record from time to time.
-    async fn end_of_another(&self, call: Call<'_>, id: &ExecutionId, birth: u64) -> Result<String, Failure> {
+    async fn end_of_another(&self, call: OpCall<'_>, id: &ExecutionId, birth: u64) -> Result<String, Failure> {
         let what = WaitsFor::Child(id.to_string());
         let again = |_: &Journaled<'_>, text: &str| Ok(text.to_string());
         let ended = self.replay_as(what.clone(), call, again, |operation| async move {
@@ -347,14 +347,15 @@ impl Run {
         if self.engine.rehearsal.is_replay() || !self.with(|state| state.known.has_children()) {
             return;
         }
-        let doing = Listed::begin(self, WaitsFor::Store);
+        let doing = OpInProgress::begin(self, WaitsFor::Store);
         self.ensure_inbox().await;
         // This includes children of branches that were dropped.
         doing.arrived().await;
         let children = self.or_stop(self.engine.children(&self.id).await).await;
-        for (child, kept::Child { birth, .. }) in children.into_iter().filter(|(_, it)| it.close == Close::Await) {
+        for (child, kept::ChildRecord { birth, .. }) in children.into_iter().filter(|(_, it)| it.close == Close::Await)
+        {
             let now = self.env().now();
-            let is_it = |letter: &Letter| is_end_of(letter, &child, birth);
+            let is_it = |body: &MessageBody| is_end_of(body, &child, birth);
             let what = WaitsFor::Child(child.to_string());
             doing.wait(what, now, None, |state| state.inbox.holds(is_it).then_some(())).await;
         }

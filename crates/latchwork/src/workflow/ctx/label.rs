@@ -3,7 +3,7 @@
 use crate::store::Timestamp;
 use crate::workflow::Failure;
 use crate::workflow::ctx::{Ctx, hash};
-use crate::workflow::journal::replay::Call;
+use crate::workflow::journal::replay::OpCall;
 use crate::workflow::stored::record::{Attribute, Kind, Labels, WaitsFor};
 
 /// The longest tag, attribute name or attribute text, in bytes.
@@ -47,7 +47,7 @@ impl Ctx {
     }
 
     async fn label(&self, name: &str, argument: u64, change: impl FnOnce(&mut Labels)) -> Result<(), Failure> {
-        let call = Call { kind: Kind::Label, name, argument };
+        let call = OpCall { kind: Kind::Label, name, argument };
         self.replay(WaitsFor::Store, call, |operation| async move {
             let mut labels = self.run.with(|state| state.known.labels().clone());
             change(&mut labels);

@@ -7,7 +7,7 @@ mod passenger;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::lock::lane::{Answer, Ask, Want};
+use crate::lock::lane::{Ask, LockAnswer, Want};
 use crate::lock::stored::Forced;
 use crate::lock::{
     FencingToken, Lock, LockError, LockKind, LockName, LockRefused, LockScope, Locks, Owner, Patience, ReadWriteLock,
@@ -19,15 +19,15 @@ use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::engine::Engine;
 use crate::workflow::engine::deadlock::Suspect;
 use crate::workflow::journal::place::Place;
-use crate::workflow::journal::replay::{Call, Journaled};
-use crate::workflow::run::{Effect, Listed, Received, Run, State, Waited};
-use crate::workflow::stored::kept::Letter;
+use crate::workflow::journal::replay::{Journaled, OpCall};
+use crate::workflow::run::{OpEffect, OpInProgress, Received, Run, RunState, WaitEnd};
+use crate::workflow::stored::kept::MessageBody;
 use crate::workflow::stored::record::{Entry, EntryState, Kind, WaitsFor, failure_text};
 
 pub(crate) use passenger::Dropped;
 use passenger::{Passenger, request_id};
 
-type Outcome<T> = Result<T, Failure>;
+type LockResult<T> = Result<T, Failure>;
 
 /// A mutex or a semaphore, from within a workflow.
 #[derive(Clone)]
@@ -109,19 +109,19 @@ impl CtxLock {
 
     /// Acquires the lock, or one permit. Waits until the request is granted. Requests are granted in the order in which
     /// they were made.
-    pub fn acquire(&self) -> impl Future<Output = Outcome<CtxGuard>> + Send + use<> {
+    pub fn acquire(&self) -> impl Future<Output = LockResult<CtxGuard>> + Send + use<> {
         self.acquire_many(1)
     }
 
     /// Acquires several permits at once.
-    pub fn acquire_many(&self, permits: u32) -> impl Future<Output = Outcome<CtxGuard>> + Send + use<> {
+    pub fn acquire_many(&self, permits: u32) -> impl Future<Output = LockResult<CtxGuard>> + Send + use<> {
         let lock = self.clone();
         async move { lock.take(permits, Patience::Endless).await?.ok_or_else(Failure::time) }
     }
 
     /// Acquires the lock, or one permit, if that takes no longer than `limit`. Otherwise the request is withdrawn, and
     /// this returns `None`.
-    pub fn acquire_within(&self, limit: Duration) -> impl Future<Output = Outcome<Option<CtxGuard>>> + Send + use<> {
+    pub fn acquire_within(&self, limit: Duration) -> impl Future<Output = LockResult<Option<CtxGuard>>> + Send + use<> {
         self.acquire_many_within(1, limit)
     }
 
@@ -130,31 +130,31 @@ impl CtxLock {
         &self,
         permits: u32,
         limit: Duration,
-    ) -> impl Future<Output = Outcome<Option<CtxGuard>>> + Send + use<> {
+    ) -> impl Future<Output = LockResult<Option<CtxGuard>>> + Send + use<> {
         self.clone().taken(permits, Patience::Within(limit))
     }
 
     /// Acquires the lock, or one permit, if that is possible at once. Otherwise returns `None`.
-    pub fn try_acquire(&self) -> impl Future<Output = Outcome<Option<CtxGuard>>> + Send + use<> {
+    pub fn try_acquire(&self) -> impl Future<Output = LockResult<Option<CtxGuard>>> + Send + use<> {
         self.try_acquire_many(1)
     }
 
     /// Acquires several permits at once, if that is possible without waiting.
-    pub fn try_acquire_many(&self, permits: u32) -> impl Future<Output = Outcome<Option<CtxGuard>>> + Send + use<> {
+    pub fn try_acquire_many(&self, permits: u32) -> impl Future<Output = LockResult<Option<CtxGuard>>> + Send + use<> {
         self.clone().taken(permits, Patience::None)
     }
 
-    async fn taken(self, permits: u32, patience: Patience) -> Outcome<Option<CtxGuard>> {
+    async fn taken(self, permits: u32, patience: Patience) -> LockResult<Option<CtxGuard>> {
         self.take(permits, patience).await
     }
 
-    async fn take(&self, permits: u32, patience: Patience) -> Outcome<Option<CtxGuard>> {
+    async fn take(&self, permits: u32, patience: Patience) -> LockResult<Option<CtxGuard>> {
         self.name.check().map_err(refused)?;
         let (ctx, label) = (&self.ctx, label(&self.ctx.run, &self.name));
         let (waits, limit) = (patience.waits(), patience.limit());
         let limit_us = limit.map(|limit| limit.as_micros() as u64);
         let argument = hash(&(self.kind, permits, waits, limit_us, self.is_reentrant));
-        let call = Call { kind: Kind::Lock, name: &label, argument };
+        let call = OpCall { kind: Kind::Lock, name: &label, argument };
         let again = |operation: &Journaled<'_>, text: &str| Ok((operation.place.clone(), serde_json::from_str(text)?));
         let taken = ctx.replay_as(WaitsFor::Store, call, again, |operation| async move {
             // A fork waits for a lock that its source held, however long that takes.
@@ -181,7 +181,7 @@ impl CtxLock {
         permits: u32,
         waits: bool,
         limit: Option<Duration>,
-    ) -> Outcome<Option<u64>> {
+    ) -> LockResult<Option<u64>> {
         let run = &self.ctx.run;
         let mut asking =
             Asking { run: run.clone(), lock: self.name.clone(), place: operation.place.clone(), is_over: true };
@@ -202,11 +202,11 @@ impl CtxLock {
                 asking.is_over = false;
                 let asked = Passenger::new(run, Some(entry), None).ask(&self.name, Ask::Acquire(want)).await;
                 match asked {
-                    Ok(Answer::Queued(ticket)) => (ticket, until),
+                    Ok(LockAnswer::Queued(ticket)) => (ticket, until),
                     asked => {
                         asking.is_over = true;
                         return match asked {
-                            Ok(Answer::Granted(ticket)) => Ok(Some(ticket)),
+                            Ok(LockAnswer::Granted(ticket)) => Ok(Some(ticket)),
                             Ok(_) => Ok(None),
                             Err(why) => Err(refused(why.into())),
                         };
@@ -296,9 +296,9 @@ struct Waits<'a> {
 }
 
 impl Waits<'_> {
-    fn is_it(&self) -> impl Fn(&Letter) -> bool + use<'_> {
+    fn is_it(&self) -> impl Fn(&MessageBody) -> bool + use<'_> {
         let (name, own) = (&self.lock.name, self.ticket);
-        move |letter| matches!(letter, Letter::Lock { lock, ticket, .. } if *ticket == own && lock == name)
+        move |body| matches!(body, MessageBody::Lock { lock, ticket, .. } if *ticket == own && lock == name)
     }
 
     fn what(&self) -> WaitsFor {
@@ -311,12 +311,12 @@ impl Waits<'_> {
         Passenger::new(&self.lock.ctx.run, Some((self.operation.place.clone(), entry, None)), None)
     }
 
-    async fn wait(&self) -> Outcome<Option<u64>> {
+    async fn wait(&self) -> LockResult<Option<u64>> {
         let (run, operation) = (&self.lock.ctx.run, &self.operation);
         let is_child = run.with(|state| state.guards.is_empty());
         let mut is_told = is_child && run.with(|state| state.known.stored().parent.is_none());
         let is_it = self.is_it();
-        let look = |state: &mut State| {
+        let look = |state: &mut RunState| {
             // The deadlock search starts only when other executions can see that this one waits.
             if !std::mem::replace(&mut is_told, true) {
                 let _ = run.engine.suspects.send(Suspect { id: run.id.clone(), is_child });
@@ -324,19 +324,19 @@ impl Waits<'_> {
             state.inbox.take(&is_it)
         };
         let failure = match operation.doing.wait(self.what(), operation.since(), self.until, look).await {
-            Waited::Got(received) => return self.received(received),
-            Waited::TimedOut => Failure::time(),
-            Waited::Cancelled => run.why_cancelled(&operation.place),
+            WaitEnd::Got(received) => return self.received(received),
+            WaitEnd::TimedOut => Failure::time(),
+            WaitEnd::Cancelled => run.why_cancelled(&operation.place),
         };
         let withdrawal = Ask::Withdraw { ticket: self.ticket };
-        if let Ok(Answer::Withdrawn) = self.failing(&failure).ask(&self.lock.name, withdrawal).await {
+        if let Ok(LockAnswer::Withdrawn) = self.failing(&failure).ask(&self.lock.name, withdrawal).await {
             return Err(failure);
         }
         // The request was granted or removed at the same time: there is a message about it.
-        let doing = Listed::begin(run, self.what());
+        let doing = OpInProgress::begin(run, self.what());
         let found = doing.wait(self.what(), run.env().now(), None, |state| state.inbox.take(&is_it)).await;
-        let Waited::Got(received) = found else { return std::future::pending().await };
-        let is_granted = matches!(received.message.body, Letter::Lock { refused: None, .. });
+        let WaitEnd::Got(received) = found else { return std::future::pending().await };
+        let is_granted = matches!(received.message.body, MessageBody::Lock { refused: None, .. });
         if failure.is_time() || !is_granted {
             return self.received(received);
         }
@@ -347,17 +347,17 @@ impl Waits<'_> {
     }
 
     /// Records the receipt of the message about the request.
-    fn received(&self, received: Received) -> Outcome<Option<u64>> {
+    fn received(&self, received: Received) -> LockResult<Option<u64>> {
         let Received { address, message } = received;
         let result = match message.body {
-            Letter::Lock { refused: Some(why), .. } => Err(refused(why.into())),
+            MessageBody::Lock { refused: Some(why), .. } => Err(refused(why.into())),
             _ => Ok(Some(self.ticket)),
         };
         let state = match &result {
             Ok(_) => EntryState::Done(self.ticket.to_string()),
             Err(failure) => EntryState::Gave(failure_text(failure)),
         };
-        self.operation.ends(state, Some(Effect::receipt(address)));
+        self.operation.ends(state, Some(OpEffect::receipt(address)));
         result
     }
 }
@@ -374,32 +374,32 @@ impl CtxReadWriteLock {
     }
 
     /// Acquires the lock for reading, shared with other readers.
-    pub fn read(&self) -> impl Future<Output = Outcome<CtxGuard>> + Send + use<> {
+    pub fn read(&self) -> impl Future<Output = LockResult<CtxGuard>> + Send + use<> {
         self.0.acquire_many(1)
     }
 
     /// Acquires the lock for writing, alone.
-    pub fn write(&self) -> impl Future<Output = Outcome<CtxGuard>> + Send + use<> {
+    pub fn write(&self) -> impl Future<Output = LockResult<CtxGuard>> + Send + use<> {
         self.0.acquire_many(self.0.kind.capacity())
     }
 
     /// Acquires the lock for reading, if that takes no longer than `limit`.
-    pub fn read_within(&self, limit: Duration) -> impl Future<Output = Outcome<Option<CtxGuard>>> + Send + use<> {
+    pub fn read_within(&self, limit: Duration) -> impl Future<Output = LockResult<Option<CtxGuard>>> + Send + use<> {
         self.0.acquire_many_within(1, limit)
     }
 
     /// Acquires the lock for writing, if that takes no longer than `limit`.
-    pub fn write_within(&self, limit: Duration) -> impl Future<Output = Outcome<Option<CtxGuard>>> + Send + use<> {
+    pub fn write_within(&self, limit: Duration) -> impl Future<Output = LockResult<Option<CtxGuard>>> + Send + use<> {
         self.0.acquire_many_within(self.0.kind.capacity(), limit)
     }
 
     /// Acquires the lock for reading, if that is possible at once.
-    pub fn try_read(&self) -> impl Future<Output = Outcome<Option<CtxGuard>>> + Send + use<> {
+    pub fn try_read(&self) -> impl Future<Output = LockResult<Option<CtxGuard>>> + Send + use<> {
         self.0.try_acquire_many(1)
     }
 
     /// Acquires the lock for writing, if that is possible at once.
-    pub fn try_write(&self) -> impl Future<Output = Outcome<Option<CtxGuard>>> + Send + use<> {
+    pub fn try_write(&self) -> impl Future<Output = LockResult<Option<CtxGuard>>> + Send + use<> {
         self.0.try_acquire_many(self.0.kind.capacity())
     }
 }
@@ -453,12 +453,12 @@ impl CtxGuard {
 
     /// Releases the lock: when this returns, the next waiter holds it, unless this execution has entered it again.
     /// Returns true if it was still held. Works also in a cancelled execution.
-    pub async fn release(mut self) -> Outcome<bool> {
+    pub async fn release(mut self) -> LockResult<bool> {
         self.leave();
         let (ctx, ticket) = (self.ctx.clone(), self.token.number);
         let label = label(&ctx.run, &self.lock);
         let (ctx, lock, acquired) = (&ctx, &self.lock, &self.place);
-        let call = Call { kind: Kind::Unlock, name: &label, argument: 0 };
+        let call = OpCall { kind: Kind::Unlock, name: &label, argument: 0 };
         let again =
             |_: &Journaled<'_>, text: &str| serde_json::from_str(text).map(|(_, was_held, _): Unlocked| was_held);
         let released = ctx.replay_as(WaitsFor::Store, call, again, |operation| async move {
@@ -468,7 +468,7 @@ impl CtxGuard {
             let passenger = Passenger::new(run, entry, Some((ticket, acquired.to_string())));
             let ask = Ask::Release { ticket, id: Some(request_id(run, acquired)) };
             match passenger.ask(lock, ask).await {
-                Ok(answer) => Ok(matches!(answer, Answer::Released(true))),
+                Ok(answer) => Ok(matches!(answer, LockAnswer::Released(true))),
                 Err(why) => Err(refused(why.into())),
             }
         });

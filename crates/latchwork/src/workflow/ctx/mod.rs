@@ -27,9 +27,9 @@ use crate::json;
 use crate::store::{StoreError, Timestamp, Uuid};
 use crate::workflow::ctx::slots::CtxState;
 use crate::workflow::ctx::step::{Attempt, Plain, Step, WithAttempt};
-use crate::workflow::engine::Inner;
-use crate::workflow::journal::replay::Call;
-use crate::workflow::run::{Branch, Run, Waited, hash_text};
+use crate::workflow::engine::EngineInner;
+use crate::workflow::journal::replay::OpCall;
+use crate::workflow::run::{Branch, Run, WaitEnd, hash_text};
 use crate::workflow::stored::record::{Entry, EntryState, Kind, WaitsFor};
 use crate::workflow::{ExecutionId, Failure};
 
@@ -49,7 +49,7 @@ pub(crate) fn hash(value: &impl Serialize) -> u64 {
 }
 
 impl Ctx {
-    pub(crate) fn engine(&self) -> &Arc<Inner> {
+    pub(crate) fn engine(&self) -> &Arc<EngineInner> {
         &self.run.engine
     }
 
@@ -205,7 +205,7 @@ impl Ctx {
     }
 
     async fn wait(&self, argument: u64, until: impl FnOnce(Timestamp) -> Timestamp) -> Result<(), Failure> {
-        let call = Call { kind: Kind::Sleep, name: "", argument };
+        let call = OpCall { kind: Kind::Sleep, name: "", argument };
         self.replay(WaitsFor::Timer, call, |mut operation| async move {
             if operation.is_new {
                 operation.unless_cancelled()?;
@@ -219,7 +219,7 @@ impl Ctx {
             };
             let (since, until) = (operation.since(), Some(Timestamp(until)));
             match operation.doing.wait(WaitsFor::Timer, since, until, |_| None::<()>).await {
-                Waited::Cancelled => return Err(operation.cancelled()),
+                WaitEnd::Cancelled => return Err(operation.cancelled()),
                 _ => operation.done(&()),
             }
             Ok(())

@@ -5,9 +5,9 @@ use serde::de::DeserializeOwned;
 
 use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::engine::handle::{Handle, read_as};
-use crate::workflow::engine::{Engine, Inner, News};
-use crate::workflow::journal::replay::Call;
-use crate::workflow::run::{Run, Waited};
+use crate::workflow::engine::{Engine, EngineInner, News};
+use crate::workflow::journal::replay::OpCall;
+use crate::workflow::run::{Run, WaitEnd};
 use crate::workflow::stored::kept::Published;
 use crate::workflow::stored::record::{EntryState, Kind, WaitsFor};
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
@@ -17,7 +17,7 @@ impl Ctx {
     /// latest when the workflow waits.
     pub async fn publish(&self, name: &str, value: &impl Serialize) -> Result<(), Failure> {
         let text = self.run.text("the value", value)?;
-        let call = Call { kind: Kind::Publish, name, argument: hash(&text) };
+        let call = OpCall { kind: Kind::Publish, name, argument: hash(&text) };
         self.replay(WaitsFor::Store, call, |operation| async move {
             self.run.ensure_published().await;
             // All published values are one record.
@@ -37,7 +37,7 @@ impl Ctx {
     /// records it.
     pub async fn wait_until<T: DeserializeOwned>(&self, name: &str, is_it: impl Fn(&T) -> bool) -> Result<T, Failure> {
         let what = WaitsFor::Published(name.into());
-        let call = Call { kind: Kind::Published, name, argument: 0 };
+        let call = OpCall { kind: Kind::Published, name, argument: 0 };
         self.replay(what.clone(), call, |operation| async move {
             self.run.effect().await;
             self.run.ensure_published().await;
@@ -46,7 +46,7 @@ impl Ctx {
                 let value: T = serde_json::from_str(text).ok()?;
                 is_it(&value).then(|| (text.clone(), value))
             });
-            let Waited::Got((text, value)) = waited.await else { return Err(operation.cancelled()) };
+            let WaitEnd::Got((text, value)) = waited.await else { return Err(operation.cancelled()) };
             operation.ends(EntryState::Done(text), None);
             Ok(value)
         })
@@ -71,7 +71,7 @@ impl Run {
     }
 }
 
-impl Inner {
+impl EngineInner {
     async fn read_published(&self, id: &ExecutionId) -> Result<Published> {
         let published = self.kept(id).fetch_published(&self.store.view().await?).await?;
         Ok(published.map(|(published, _)| published).unwrap_or_default())

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::state::{Changed, Slot};
 use crate::store::Timestamp;
 use crate::workflow::ctx::Ctx;
-use crate::workflow::engine::{Engine, Inner};
+use crate::workflow::engine::{Engine, EngineInner};
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
 /// The longest name, in bytes. The name of the slot is the name after `rate:`.
@@ -41,7 +41,7 @@ pub enum RateLimitError {
 
 /// The stored state of a rate limit: the content of its slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-struct Bucket {
+struct SlotBucket {
     /// When the bucket is full again if nothing more is acquired, in nanoseconds since 1970.
     full_ns: u64,
     /// The latest time that was seen, in nanoseconds since 1970. This time never goes back, whatever the clock does.
@@ -76,16 +76,16 @@ impl Rate {
 
     /// Reserves the time at which `count` are acquired, behind all earlier reservations. None if that time is later
     /// than now and the caller may not wait, or if it is beyond the largest timestamp.
-    fn take(&self, bucket: Option<Bucket>, now: Timestamp, count: u32, may_wait: bool) -> Option<Bucket> {
-        let bucket = bucket.unwrap_or(Bucket { full_ns: 0, seen_ns: 0 });
+    fn take(&self, bucket: Option<SlotBucket>, now: Timestamp, count: u32, may_wait: bool) -> Option<SlotBucket> {
+        let bucket = bucket.unwrap_or(SlotBucket { full_ns: 0, seen_ns: 0 });
         let seen_ns = bucket.seen_ns.max(now.0.saturating_mul(1000));
         let cost = self.interval_ns.checked_mul(u64::from(count))?;
-        let after = Bucket { full_ns: bucket.full_ns.max(seen_ns).checked_add(cost)?, seen_ns };
+        let after = SlotBucket { full_ns: bucket.full_ns.max(seen_ns).checked_add(cost)?, seen_ns };
         (may_wait || self.wait(&after).is_none()).then_some(after)
     }
 
     /// The time until which the caller must wait whose reservation led to this bucket.
-    fn wait(&self, bucket: &Bucket) -> Option<Timestamp> {
+    fn wait(&self, bucket: &SlotBucket) -> Option<Timestamp> {
         let time_ns = bucket.full_ns.saturating_sub(self.whole_ns());
         (time_ns > bucket.seen_ns).then(|| Timestamp(time_ns.div_ceil(1000)))
     }
@@ -93,18 +93,18 @@ impl Rate {
 
 /// A limit that was asked for: its name, and its rate if that is allowed.
 #[derive(Debug, Clone)]
-struct Limit {
+struct NamedRate {
     name: String,
     rate: Result<Rate, RateLimitError>,
 }
 
-impl Limit {
-    fn new(name: &str, max: u32, period: Duration) -> Limit {
+impl NamedRate {
+    fn new(name: &str, max: u32, period: Duration) -> NamedRate {
         let rate = match name.len() {
             1..=NAME_BYTES => Rate::new(name, max, period),
             _ => Err(RateLimitError::Name { name: name.into() }),
         };
-        Limit { name: name.into(), rate }
+        NamedRate { name: name.into(), rate }
     }
 
     /// The name of the slot.
@@ -121,7 +121,7 @@ impl Limit {
     }
 
     /// The time until which the caller waits, from the change of the slot. None if the acquisition was refused.
-    fn understood(&self, rate: Rate, changed: &Changed<Bucket>) -> Option<Option<Timestamp>> {
+    fn understood(&self, rate: Rate, changed: &Changed<SlotBucket>) -> Option<Option<Timestamp>> {
         changed.changed.then(|| rate.wait(&changed.value))
     }
 
@@ -133,14 +133,14 @@ impl Limit {
 /// Changes the bucket in a slot. A refused acquisition changes nothing. It is recorded like any other answer, so it is
 /// the same on every replay, whatever the clock says then.
 async fn reserve(
-    engine: &Inner,
-    slot: Slot<Bucket>,
+    engine: &EngineInner,
+    slot: Slot<SlotBucket>,
     rate: Rate,
     count: u32,
     may_wait: bool,
-) -> Result<Changed<Bucket>, crate::state::StateError> {
+) -> Result<Changed<SlotBucket>, crate::state::StateError> {
     let env = engine.store.env().clone();
-    let none = Bucket { full_ns: 0, seen_ns: 0 };
+    let none = SlotBucket { full_ns: 0, seen_ns: 0 };
     let slot = slot.initial(none);
     let taken = slot.update(move |bucket| {
         // The time is as close to the commit as possible: the caller may have waited in the slot's queue.
@@ -154,7 +154,7 @@ async fn reserve(
 #[must_use = "nothing is acquired until it is asked for"]
 pub struct CtxRateLimiter {
     ctx: Ctx,
-    limit: Limit,
+    limit: NamedRate,
     scope: Scope,
 }
 
@@ -178,7 +178,7 @@ impl Ctx {
     /// # Ok(()) }
     /// ```
     pub fn rate_limit(&self, name: &str, max: u32, per: Duration) -> CtxRateLimiter {
-        CtxRateLimiter { ctx: self.clone(), limit: Limit::new(name, max, per), scope: Scope::Global }
+        CtxRateLimiter { ctx: self.clone(), limit: NamedRate::new(name, max, per), scope: Scope::Global }
     }
 }
 
@@ -247,14 +247,14 @@ impl CtxRateLimiter {
 #[must_use = "nothing is acquired until it is asked for"]
 pub struct RateLimiter {
     engine: Engine,
-    limit: Limit,
+    limit: NamedRate,
     scope: Scope,
 }
 
 impl Engine {
     /// A rate limit, for code outside of workflows. It shares the limits of workflows ([`Ctx::rate_limit`]).
     pub fn rate_limit(&self, name: &str, max: u32, per: Duration) -> RateLimiter {
-        RateLimiter { engine: self.clone(), limit: Limit::new(name, max, per), scope: Scope::Global }
+        RateLimiter { engine: self.clone(), limit: NamedRate::new(name, max, per), scope: Scope::Global }
     }
 }
 

@@ -13,12 +13,12 @@ use crate::record::Record;
 use crate::store::{Check, Key, Order, Space, Timestamp, Uuid};
 use crate::workflow::ctx::step::read_failure;
 use crate::workflow::ctx::{Ctx, hash};
-use crate::workflow::engine::Inner;
+use crate::workflow::engine::EngineInner;
 use crate::workflow::journal::place::Place;
-use crate::workflow::journal::replay::{Call, Journaled};
+use crate::workflow::journal::replay::{Journaled, OpCall};
 use crate::workflow::run::close::How;
-use crate::workflow::run::{Effect, Received, Run, State, Waited};
-use crate::workflow::stored::kept::{Letter, ReviewRecord};
+use crate::workflow::run::{OpEffect, Received, Run, RunState, WaitEnd};
+use crate::workflow::stored::kept::{MessageBody, ReviewRecord};
 use crate::workflow::stored::keys::review_key;
 use crate::workflow::stored::record::{EntryState, Kind, WaitsFor, failure_text};
 use crate::workflow::{Boxed, ExecutionId, Failure, Result};
@@ -164,7 +164,7 @@ impl<'a> Review<'a> {
         let Review { ctx, name, question, options } = self;
         let (name, question, options) = (&name, question?, &options);
         let timeout_us = timeout.map(|timeout| timeout.as_micros() as u64);
-        let call = Call { kind: Kind::Review, name, argument: hash(&(&question, options, timeout_us)) };
+        let call = OpCall { kind: Kind::Review, name, argument: hash(&(&question, options, timeout_us)) };
         let again = |operation: &Journaled<'_>, text: &str| Ok((serde_json::from_str(text)?, operation.place.clone()));
         let opened = ctx.replay_as(WaitsFor::Store, call, again, |operation| async move {
             operation.unless_cancelled()?;
@@ -231,7 +231,7 @@ impl PendingReview {
     /// Waits until the review is decided. Returns `None` if its time is up before that.
     pub async fn decision(self) -> Result<Option<Decision>, Failure> {
         let (ctx, what) = (&self.ctx, WaitsFor::Review(self.name.clone()));
-        let call = Call { kind: Kind::Decision, name: &self.name, argument: 0 };
+        let call = OpCall { kind: Kind::Decision, name: &self.name, argument: 0 };
         let decided = ctx.replay(what, call, |operation| self.wait(operation));
         let decided = decided.await;
         ctx.run.with(|state| state.reviews.decided(&self.place));
@@ -249,20 +249,20 @@ impl PendingReview {
             operation.put(EntryState::Until(until.0));
         }
         let its = self.token.as_u128();
-        let is_it = |letter: &Letter| matches!(letter, Letter::Completed { token, .. } if *token == its);
-        let look = |state: &mut State| match state.is_full() && state.inbox.holds(is_it) {
+        let is_it = |body: &MessageBody| matches!(body, MessageBody::Completed { token, .. } if *token == its);
+        let look = |state: &mut RunState| match state.is_full() && state.inbox.holds(is_it) {
             true => Some(None),
             false => state.inbox.take(is_it).map(Some),
         };
         let Received { address, message } = loop {
             let gave = match doing.wait(WaitsFor::Review(self.name.clone()), since, self.until, look).await {
-                Waited::Got(Some(received)) => break received,
-                Waited::Got(None) => {
+                WaitEnd::Got(Some(received)) => break received,
+                WaitEnd::Got(None) => {
                     let _ = doing.flush().await;
                     continue;
                 }
-                Waited::TimedOut => Failure::time(),
-                Waited::Cancelled => run.why_cancelled(&operation.place),
+                WaitEnd::TimedOut => Failure::time(),
+                WaitEnd::Cancelled => run.why_cancelled(&operation.place),
             };
             if self.close(&operation, &gave).await {
                 return Err(gave);
@@ -270,7 +270,7 @@ impl PendingReview {
         };
         let received = message.body.text();
         let state = received.clone().map_or_else(EntryState::Gave, EntryState::Done);
-        operation.ends(state, Some(Effect::receipt(address)));
+        operation.ends(state, Some(OpEffect::receipt(address)));
         match received {
             Ok(text) => Ok(operation.fits(serde_json::from_str(&text)).await),
             Err(text) => Err(read_failure(&text)),
@@ -284,7 +284,7 @@ impl PendingReview {
         let key = run.review_key(&self.name, self.token);
         let part = Part::default().check(OPEN, Check::Present(key.clone())).delete(&key);
         let state = EntryState::Gave(failure_text(gave));
-        operation.ends(state.clone(), Some(Effect { op: doing.op, ..part.into() }));
+        operation.ends(state.clone(), Some(OpEffect { op: doing.op, ..part.into() }));
         if doing.flush().await.is_ok() {
             return true;
         }
@@ -339,7 +339,7 @@ impl Run {
     }
 }
 
-impl Inner {
+impl EngineInner {
     /// The space of open reviews.
     pub(crate) fn open_reviews(&self) -> &Space {
         self.spaces.reviews.as_ref().expect("an engine declares all spaces when it starts")
@@ -348,7 +348,7 @@ impl Inner {
     /// The parts that close an execution's reviews when it ends or continues as new. Continue-as-new also deletes their
     /// records.
     pub(crate) async fn closing_reviews(
-        self: &Arc<Inner>,
+        self: &Arc<EngineInner>,
         id: &ExecutionId,
         workflow: &str,
         is_end: bool,

@@ -10,14 +10,14 @@ use crate::workflow::journal::place::Place;
 use crate::workflow::run::Stop;
 use crate::workflow::{Boxed, Ctx, Failure, Retry};
 
-type Body = Box<dyn Fn() -> Boxed<'static, Result<(), Failure>> + Send + Sync>;
+type UndoBody = Box<dyn Fn() -> Boxed<'static, Result<(), Failure>> + Send + Sync>;
 
 /// A compensation.
 pub(crate) struct Undo {
     /// The operation that was next when the compensation was set.
     pub(crate) place: Place,
     name: String,
-    body: Body,
+    body: UndoBody,
 }
 
 pub(crate) type Undos = Mutex<Vec<Undo>>;
@@ -56,7 +56,7 @@ impl Saga {
             let reason = format!("compensation {name:?} was set while an operation was running, such as in its body");
             return self.ctx.run.set_stop(Stop::Parked(reason));
         };
-        let body: Body = Box::new(move || Box::pin(body()));
+        let body: UndoBody = Box::new(move || Box::pin(body()));
         self.undos.lock().push(Undo { place, name: name.into(), body });
     }
 }

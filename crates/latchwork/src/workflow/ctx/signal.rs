@@ -13,21 +13,21 @@ use crate::lane::Part;
 use crate::store::Timestamp;
 use crate::workflow::ctx::child::outcome;
 use crate::workflow::ctx::step::read_failure;
-use crate::workflow::ctx::update::Receipt;
+use crate::workflow::ctx::update::UpdateReceipt;
 use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::engine::handle::Handle;
 use crate::workflow::engine::post::Target;
-use crate::workflow::engine::{Engine, Inner, check_name};
-use crate::workflow::journal::replay::{Call, Journaled};
-use crate::workflow::run::{Effect, Received, State, Waited, largest};
-use crate::workflow::stored::kept::{Delivered, Letter};
+use crate::workflow::engine::{Engine, EngineInner, check_name};
+use crate::workflow::journal::replay::{Journaled, OpCall};
+use crate::workflow::run::{OpEffect, Received, RunState, WaitEnd, largest};
+use crate::workflow::stored::kept::{Delivered, MessageBody};
 use crate::workflow::stored::record::{EntryState, Kind, WaitsFor};
 use crate::workflow::{Boxed, ExecutionId, Failure, Result, WorkflowError};
 
 /// A signal that is about to be sent.
 #[must_use = "nothing is sent until this is awaited"]
-pub struct Signal {
-    pub(crate) engine: Arc<Inner>,
+pub struct SendSignal {
+    pub(crate) engine: Arc<EngineInner>,
     pub(crate) id: ExecutionId,
     pub(crate) name: String,
     pub(crate) payload: Result<String>,
@@ -36,20 +36,20 @@ pub struct Signal {
 
 impl Engine {
     /// A signal to an execution. Await it: when it returns, the signal is stored, and will be received once.
-    pub fn signal(&self, id: impl Into<ExecutionId>, name: &str, payload: &impl Serialize) -> Signal {
-        Signal::new(self.inner.clone(), id.into(), name, payload)
+    pub fn signal(&self, id: impl Into<ExecutionId>, name: &str, payload: &impl Serialize) -> SendSignal {
+        SendSignal::new(self.inner.clone(), id.into(), name, payload)
     }
 }
 
 impl<O> Handle<O> {
     /// A signal to the execution. Await it: when it returns, the signal is stored, and will be received once.
-    pub fn signal(&self, name: &str, payload: &impl Serialize) -> Signal {
-        Signal::new(self.engine.clone(), self.id().clone(), name, payload)
+    pub fn signal(&self, name: &str, payload: &impl Serialize) -> SendSignal {
+        SendSignal::new(self.engine.clone(), self.id().clone(), name, payload)
     }
 }
 
 /// Encodes a payload as JSON text.
-pub(crate) fn written(engine: &Inner, what: &'static str, payload: &impl Serialize) -> Result<String> {
+pub(crate) fn written(engine: &EngineInner, what: &'static str, payload: &impl Serialize) -> Result<String> {
     let json = json::to_value(payload).map_err(|cause| WorkflowError::Payload { what, cause })?;
     let (text, limit) = (json.to_string(), largest(engine));
     match text.len() {
@@ -58,14 +58,14 @@ pub(crate) fn written(engine: &Inner, what: &'static str, payload: &impl Seriali
     }
 }
 
-impl Signal {
-    fn new(engine: Arc<Inner>, id: ExecutionId, name: &str, payload: &impl Serialize) -> Signal {
+impl SendSignal {
+    fn new(engine: Arc<EngineInner>, id: ExecutionId, name: &str, payload: &impl Serialize) -> SendSignal {
         let payload = written(&engine, "the payload of a signal", payload);
-        Signal { engine, id, name: name.into(), payload, signal_id: None }
+        SendSignal { engine, id, name: name.into(), payload, signal_id: None }
     }
 
     /// Sets an id: however often the signal is sent under it, it counts once.
-    pub fn id(mut self, id: impl Into<String>) -> Signal {
+    pub fn id(mut self, id: impl Into<String>) -> SendSignal {
         self.signal_id = Some(id.into());
         self
     }
@@ -74,16 +74,16 @@ impl Signal {
         check_name("the name of a signal", &self.name)?;
         let payload = self.payload?;
         let delivered = Delivered::signal(&self.name, &payload);
-        let letter = Letter::Signal { name: self.name, payload };
+        let body = MessageBody::Signal { name: self.name, payload };
         let Some(signal_id) = self.signal_id else {
-            return self.engine.deliver(&self.id, letter, None).await.map(drop);
+            return self.engine.deliver(&self.id, body, None).await.map(drop);
         };
         check_name("the id of a signal", &signal_id)?;
-        self.engine.deliver_once(&self.id, &signal_id, delivered, letter, || async { Ok(None) }).await
+        self.engine.deliver_once(&self.id, &signal_id, delivered, body, || async { Ok(None) }).await
     }
 }
 
-impl IntoFuture for Signal {
+impl IntoFuture for SendSignal {
     type Output = Result<()>;
     type IntoFuture = Boxed<'static, Result<()>>;
 
@@ -124,13 +124,13 @@ impl Ctx {
     ) -> Result<(), Failure> {
         let id = id.into();
         let payload = written(&self.run.engine, "the payload of a signal", payload)?;
-        let letter = Letter::Signal { name: name.into(), payload };
+        let body = MessageBody::Signal { name: name.into(), payload };
         // A fork has another id, and has to find the same name in the journal.
         let what =
             if id == self.run.id { format!("signal {name} to itself") } else { format!("signal {name} to {id}") };
-        let (id, argument) = (&id, hash(&letter));
+        let (id, argument) = (&id, hash(&body));
         self.send(&what, argument, |engine| {
-            let letter = letter.clone();
+            let body = body.clone();
             async move {
                 // The execution knows its own state better than the store. Only its own part of the commit may write
                 // its record, so the target is `Running`.
@@ -139,7 +139,7 @@ impl Ctx {
                     Some(rev) => Target::Running(rev),
                     None => engine.target(id, true).await?,
                 };
-                Ok(Some(engine.deliveries(id, target, vec![letter])))
+                Ok(Some(engine.deliveries(id, target, vec![body])))
             }
         })
         .await
@@ -152,12 +152,12 @@ impl Ctx {
         &self,
         name: &str,
         argument: u64,
-        mut part: impl FnMut(Arc<Inner>) -> F,
+        mut part: impl FnMut(Arc<EngineInner>) -> F,
     ) -> Result<(), Failure>
     where
         F: Future<Output = Result<Option<Part>>>,
     {
-        let call = Call { kind: Kind::Send, name, argument };
+        let call = OpCall { kind: Kind::Send, name, argument };
         self.replay(WaitsFor::Store, call, |operation| async move {
             let (run, doing) = (&self.run, &operation.doing);
             operation.unless_cancelled()?;
@@ -171,7 +171,7 @@ impl Ctx {
                     Err(WorkflowError::Store(error)) => return run.stop_for(run.failed(error)).await,
                     Err(error) => return Err(operation.gave(error.into())),
                 };
-                operation.done_with(&(), part.map(|part| Effect { op: doing.op, ..part.into() }));
+                operation.done_with(&(), part.map(|part| OpEffect { op: doing.op, ..part.into() }));
                 if doing.flush().await.is_ok() {
                     return Ok(());
                 }
@@ -183,10 +183,10 @@ impl Ctx {
     /// Waits for a message, with a time limit, and records its receipt. Returns its text; none when the time is up.
     pub(crate) async fn await_text(
         &self,
-        call: Call<'_>,
+        call: OpCall<'_>,
         what: WaitsFor,
         timeout: Option<Duration>,
-        is_it: impl Fn(&Letter) -> bool,
+        is_it: impl Fn(&MessageBody) -> bool,
     ) -> Result<Option<String>, Failure> {
         let until = |now: Timestamp| timeout.map(|timeout| now.plus(timeout));
         let received = self.await_message(call, what, until, is_it, |text| Ok(text.into())).await?;
@@ -197,10 +197,10 @@ impl Ctx {
     /// `read`; none when the time is up.
     pub(crate) async fn await_message<T>(
         &self,
-        call: Call<'_>,
+        call: OpCall<'_>,
         what: WaitsFor,
         until: impl FnOnce(Timestamp) -> Option<Timestamp>,
-        is_it: impl Fn(&Letter) -> bool,
+        is_it: impl Fn(&MessageBody) -> bool,
         read: impl Fn(&str) -> serde_json::Result<T>,
     ) -> Result<Option<(Timestamp, T)>, Failure> {
         let (run, read) = (&self.run, &read);
@@ -218,21 +218,21 @@ impl Ctx {
                 operation.put(EntryState::Until(until.0));
             }
             // Large messages to several waiting branches can exceed the size of one commit.
-            let look = |state: &mut State| match state.is_full() && state.inbox.holds(&is_it) {
+            let look = |state: &mut RunState| match state.is_full() && state.inbox.holds(&is_it) {
                 true => Some(None),
                 false => state.inbox.take(&is_it).map(Some),
             };
             let Received { address, message } = loop {
                 match doing.wait(what.clone(), since, until, look).await {
-                    Waited::Got(None) => drop(doing.flush().await),
-                    Waited::Got(Some(received)) => break received,
-                    Waited::TimedOut => return Err(operation.gave(Failure::time())),
-                    Waited::Cancelled => return Err(operation.cancelled()),
+                    WaitEnd::Got(None) => drop(doing.flush().await),
+                    WaitEnd::Got(Some(received)) => break received,
+                    WaitEnd::TimedOut => return Err(operation.gave(Failure::time())),
+                    WaitEnd::Cancelled => return Err(operation.cancelled()),
                 }
             };
             let received = message.body.text();
             let state = received.clone().map_or_else(EntryState::Gave, EntryState::Done);
-            operation.ends(state, Some(Effect::receipt(address)));
+            operation.ends(state, Some(OpEffect::receipt(address)));
             match received {
                 Ok(text) => Ok((since, operation.fits(read(&text)).await)),
                 Err(text) => Err(read_failure(&text)),
@@ -245,15 +245,15 @@ impl Ctx {
     }
 }
 
-impl Letter {
+impl MessageBody {
     /// What the receiver records of the message: JSON text, or a failure as JSON text.
     pub(crate) fn text(&self) -> Result<String, String> {
         match self {
-            Letter::Signal { payload, .. } => Ok(payload.clone()),
-            Letter::Update { id, payload, .. } => Ok(Receipt::text(id, payload)),
-            Letter::Completed { result, .. } => result.clone(),
-            Letter::Ended { child, status, .. } => outcome(child, status),
-            Letter::RetryNow | Letter::Lock { .. } => Ok("null".into()),
+            MessageBody::Signal { payload, .. } => Ok(payload.clone()),
+            MessageBody::Update { id, payload, .. } => Ok(UpdateReceipt::text(id, payload)),
+            MessageBody::Completed { result, .. } => result.clone(),
+            MessageBody::Ended { child, status, .. } => outcome(child, status),
+            MessageBody::RetryNow | MessageBody::Lock { .. } => Ok("null".into()),
         }
     }
 }
@@ -265,8 +265,8 @@ impl<'a, T: DeserializeOwned> Receive<'a, T> {
     }
 
     async fn receive(&self, timeout: Option<Duration>) -> Result<Option<T>, Failure> {
-        let call = Call::timed(Kind::Signal, &self.name, timeout);
-        let is_it = |letter: &Letter| matches!(letter, Letter::Signal { name, .. } if *name == self.name);
+        let call = OpCall::timed(Kind::Signal, &self.name, timeout);
+        let is_it = |body: &MessageBody| matches!(body, MessageBody::Signal { name, .. } if *name == self.name);
         let what = WaitsFor::Signal(self.name.clone());
         let received = self.ctx.await_text(call, what, timeout, is_it).await?;
         let read = |text: String| Failure::read(format!("the payload of signal {:?}", self.name), &text);

@@ -7,13 +7,16 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::state::{Batch, Changed, Held, Job, Known, Place, Settled, Slot, Slots, StateError, Steward, name_within};
+use crate::state::{
+    Changed, ContainerPlace, HeldContainers, KnownState, Settled, Slot, Slots, StateBatch, StateError, StateJob,
+    Steward, name_within,
+};
 use crate::store::Rev;
 use crate::workflow::ctx::Ctx;
 use crate::workflow::ctx::step::read_failure;
-use crate::workflow::journal::place::Place as Spot;
-use crate::workflow::journal::replay::{Call, Journaled};
-use crate::workflow::run::{Doing, Listed, Note, Run, Seat};
+use crate::workflow::journal::place::Place;
+use crate::workflow::journal::replay::{Journaled, OpCall};
+use crate::workflow::run::{Doing, Note, OpInProgress, Run, Seat};
 use crate::workflow::stored::record::{Entry, EntryState, Kind, WaitsFor};
 use crate::workflow::{Boxed, Failure};
 
@@ -67,14 +70,14 @@ struct SlotJournal {
 }
 
 /// The recorded answer of a change.
-type Recorded = (Value, u64, bool);
+type RecordedAnswer = (Value, u64, bool);
 
 impl Steward for SlotJournal {
-    fn read<'a>(&'a self, place: &'a Place) -> Boxed<'a, Result<Known, StateError>> {
+    fn read<'a>(&'a self, place: &'a ContainerPlace) -> Boxed<'a, Result<KnownState, StateError>> {
         Box::pin(async move {
             let (run, name) = (&self.ctx.run, self.label("get", place));
-            let call = Call { kind: Kind::Slot, name: &name, argument: 0 };
-            let doing = Listed::begin(run, WaitsFor::Store);
+            let call = OpCall { kind: Kind::Slot, name: &name, argument: 0 };
+            let doing = OpInProgress::begin(run, WaitsFor::Store);
             let operation = self.ctx.journaled(&call, doing.clone()).await;
             if !operation.is_new {
                 return Ok(self.seen(&operation).await);
@@ -90,12 +93,12 @@ impl Steward for SlotJournal {
         })
     }
 
-    fn change<'a>(&'a self, place: &'a Place, mut job: Job) -> Boxed<'a, Result<(), StateError>> {
+    fn change<'a>(&'a self, place: &'a ContainerPlace, mut job: StateJob) -> Boxed<'a, Result<(), StateError>> {
         Box::pin(async move {
             let (name, argument) = (self.label(job.operation, place), job.fingerprint());
-            let call = Call { kind: Kind::Slot, name: &name, argument };
+            let call = OpCall { kind: Kind::Slot, name: &name, argument };
             let run = &self.ctx.run;
-            let mut seat = Seat::new(Doing::begin(run, WaitsFor::Store, None), None::<Recording>);
+            let mut seat = Seat::new(Doing::begin(run, WaitsFor::Store, None), None::<SlotRecording>);
             let operation = self.ctx.journaled(&call, seat.doing.clone()).await;
             match &operation.entry.state {
                 _ if operation.is_new => {
@@ -104,21 +107,21 @@ impl Steward for SlotJournal {
                         return Ok(());
                     }
                     seat.doing.carry().await;
-                    seat.note = Some(Recording { spot: operation.place, entry: operation.entry });
+                    seat.note = Some(SlotRecording { place: operation.place, entry: operation.entry });
                     job.rider = Some(Box::new(seat));
                     return place.shelf.submit(&place.key, job);
                 }
                 EntryState::Done(text) => {
-                    let (value, rev, changed): Recorded = self.readable(&operation, text).await;
+                    let (value, rev, changed): RecordedAnswer = self.readable(&operation, text).await;
                     job.settle(Settled::Done(Changed { value, rev: Rev(rev), changed, repeated: false }));
                 }
                 EntryState::Gave(text) => job.settle(fenced(place, &read_failure(text))),
                 // On the same state, the change has the same outcome again.
                 _ => {
                     let known = self.seen(&operation).await;
-                    let mut batch = Batch::new(known, place.name.clone());
+                    let mut batch = StateBatch::new(known, place.name.clone());
                     let limit = run.engine.store.limits().value_bytes;
-                    if let Some(done) = batch.run_alone(job, Held::default()).await {
+                    if let Some(done) = batch.run_alone(job, HeldContainers::default()).await {
                         done.within(limit, &batch).settle(batch.rev());
                     }
                 }
@@ -135,7 +138,7 @@ impl Steward for SlotJournal {
 
 impl SlotJournal {
     /// The name of an operation in the journal. It is the same in the journal of a fork.
-    fn label(&self, operation: &str, place: &Place) -> String {
+    fn label(&self, operation: &str, place: &ContainerPlace) -> String {
         let run = &self.ctx.run;
         format!("{operation} {}", name_within(&place.name, &run.id, &run.root()))
     }
@@ -152,46 +155,46 @@ impl SlotJournal {
     }
 
     /// The state that an operation read.
-    async fn seen(&self, operation: &Journaled<'_>) -> Known {
+    async fn seen(&self, operation: &Journaled<'_>) -> KnownState {
         let EntryState::Saw { rev, state } = &operation.entry.state else { return self.unreadable(operation).await };
         let state = match state {
             Some(text) => Some(self.readable(operation, text).await),
             None => None,
         };
-        Known { rev: rev.map(Rev), state }
+        KnownState { rev: rev.map(Rev), state }
     }
 }
 
 /// A change that was not made because the execution lost a lock.
-fn fenced(place: &Place, why: &Failure) -> Settled {
+fn fenced(place: &ContainerPlace, why: &Failure) -> Settled {
     Settled::Failed(StateError::Fenced { key: place.name.to_string(), reason: why.message().into() })
 }
 
-fn saw(known: &Known) -> EntryState {
+fn saw(known: &KnownState) -> EntryState {
     EntryState::Saw { rev: known.rev.map(|rev| rev.0), state: known.state.as_ref().map(Value::to_string) }
 }
 
 /// The journal entry of a change, which is written in the same commit as the change.
-struct Recording {
+struct SlotRecording {
     /// The operation's place in the journal.
-    spot: Spot,
+    place: Place,
     entry: Entry,
 }
 
-impl Recording {
+impl SlotRecording {
     fn record(&self, run: &Run, state: EntryState) {
-        run.put_for_carrier(&self.spot, Entry { state, ..self.entry.clone() }, None);
+        run.put_for_carrier(&self.place, Entry { state, ..self.entry.clone() }, None);
     }
 }
 
-impl Note<Changed, (Known, Option<Changed>)> for Recording {
+impl Note<Changed, (KnownState, Option<Changed>)> for SlotRecording {
     fn answered(&mut self, run: &Run, changed: &Changed) {
-        let recorded: Recorded = (changed.value.clone(), changed.rev.0, changed.changed);
+        let recorded: RecordedAnswer = (changed.value.clone(), changed.rev.0, changed.changed);
         let text = serde_json::to_string(&recorded).expect("a value can be written as JSON");
         self.record(run, EntryState::Done(text));
     }
 
-    fn rests(&mut self, run: &Run, (seen, changed): (Known, Option<Changed>)) {
+    fn rests(&mut self, run: &Run, (seen, changed): (KnownState, Option<Changed>)) {
         match changed {
             Some(changed) => self.answered(run, &changed),
             None => self.record(run, saw(&seen)),

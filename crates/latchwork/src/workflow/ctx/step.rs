@@ -14,10 +14,10 @@ use crate::panic::message_of;
 use crate::store::{Timestamp, Uuid};
 use crate::workflow::ctx::beats::{Beats, BeatsEnd};
 use crate::workflow::ctx::{Ctx, hash};
-use crate::workflow::journal::place::{Path, Place};
-use crate::workflow::journal::replay::{Call, Journaled};
-use crate::workflow::run::{Effect, Run, Stop, Waited};
-use crate::workflow::stored::kept::Letter;
+use crate::workflow::journal::place::{BranchPath, Place};
+use crate::workflow::journal::replay::{Journaled, OpCall};
+use crate::workflow::run::{OpEffect, Run, Stop, WaitEnd};
+use crate::workflow::stored::kept::MessageBody;
 use crate::workflow::stored::record::{Entry, EntryState, Intent, Kind, WaitsFor, failure_text};
 use crate::workflow::{Boxed, Failure, Retry};
 
@@ -195,7 +195,7 @@ where
         // `execute` borrows the step. If it took the step by value, the future would hold the step twice.
         Box::pin(async move {
             let what = WaitsFor::Step(self.name.to_string());
-            let call = Call { kind: Kind::Step, name: &self.name, argument: self.argument };
+            let call = OpCall { kind: Kind::Step, name: &self.name, argument: self.argument };
             self.ctx.replay(what, call, |operation| self.execute(operation)).await
         })
     }
@@ -230,7 +230,7 @@ where
             let _beats = BeatsEnd { run, place: &place };
             let attempted = self.attempt(&operation).await;
             let heard = run.with(|state| state.attempts.end(&place));
-            let Ended::By(attempted) = attempted else { return Err(operation.cancelled()) };
+            let AttemptEnd::By(attempted) = attempted else { return Err(operation.cancelled()) };
             operation.entry.progress = heard.or(operation.entry.progress);
             let failure = match attempted.and_then(|value| self.text(value)) {
                 Ok((value, text)) => {
@@ -273,10 +273,10 @@ where
             run.ensure_inbox().await;
             let since = run.env().now();
             let what = WaitsFor::Retry(self.name.to_string());
-            let is_now = |letter: &Letter| matches!(letter, Letter::RetryNow);
+            let is_now = |body: &MessageBody| matches!(body, MessageBody::RetryNow);
             let waited = doing.wait(what, since, Some(next), |state| state.inbox.take(is_now));
-            if let Waited::Got(received) = waited.await {
-                run.put_with(place, entry.clone(), Some(Effect::receipt(received.address)));
+            if let WaitEnd::Got(received) = waited.await {
+                run.put_with(place, entry.clone(), Some(OpEffect::receipt(received.address)));
             }
             return doing.does(WaitsFor::Step(self.name.to_string()));
         }
@@ -293,7 +293,7 @@ where
     }
 
     /// Runs the body once.
-    async fn attempt(&self, Journaled { doing, place, entry, .. }: &Journaled<'_>) -> Ended<B::Output> {
+    async fn attempt(&self, Journaled { doing, place, entry, .. }: &Journaled<'_>) -> AttemptEnd<B::Output> {
         let run = &self.ctx.run;
         if let Some(told) = &run.engine.on_step {
             told(&run.id, &self.name);
@@ -301,7 +301,7 @@ where
         run.engine.metrics.attempted();
         if let Some(given) = run.engine.rehearsal.mocked(&self.name, entry.attempts) {
             let wrong = |error| Failure::misfit("the mock's result", &error);
-            return Ended::By(given.and_then(|value| serde_json::from_value(value).map_err(wrong)));
+            return AttemptEnd::By(given.and_then(|value| serde_json::from_value(value).map_err(wrong)));
         }
         run.with(|state| state.attempts.begin(place, entry.attempts));
         let beats = self.silence.map(|_| Beats::new(run, place, entry));
@@ -319,13 +319,13 @@ where
         let mut silence = self.silence.map(|silence| run.env().sleep(silence));
         let ended = std::future::poll_fn(|context| {
             if let Poll::Ready(ended) = body.as_mut().poll(context) {
-                return Poll::Ready(Ended::By(ended));
+                return Poll::Ready(AttemptEnd::By(ended));
             }
             if doing.poll_cancelled(context) {
-                return Poll::Ready(Ended::Cancelled);
+                return Poll::Ready(AttemptEnd::Cancelled);
             }
             if let Some(Poll::Ready(())) = limit.as_mut().map(|limit| limit.as_mut().poll(context)) {
-                return Poll::Ready(Ended::By(Err(
+                return Poll::Ready(AttemptEnd::By(Err(
                     Failure::new("the attempt took too long").with_code("latchwork.attempt.timeout")
                 )));
             }
@@ -333,8 +333,10 @@ where
                 let silence_so_far = beats.as_ref().map(Beats::silence).unwrap_or_default();
                 let left = self.silence.unwrap_or_default().saturating_sub(silence_so_far);
                 if left.is_zero() {
-                    return Poll::Ready(Ended::By(Err(Failure::new("the attempt sent no heartbeat for too long")
-                        .with_code("latchwork.attempt.silent"))));
+                    return Poll::Ready(AttemptEnd::By(Err(Failure::new(
+                        "the attempt sent no heartbeat for too long",
+                    )
+                    .with_code("latchwork.attempt.silent"))));
                 }
                 silence = Some(run.env().sleep(left));
             }
@@ -348,7 +350,7 @@ impl Journaled<'_> {
     /// True if the commit that set the execution running has already counted the first attempt. If an earlier process
     /// made that commit, the attempt is over.
     fn is_counted(&mut self) -> bool {
-        let is_first = self.is_new && self.place == Path::default().at(0);
+        let is_first = self.is_new && self.place == BranchPath::default().at(0);
         let counted = self.ctx.run.with(|state| {
             let since = state.known.stored().intent.as_ref().filter(|_| is_first).and_then(Intent::since_of_first);
             since.map(|since| (since, state.residency.is_fresh()))
@@ -393,7 +395,7 @@ impl Ctx {
 }
 
 /// How an attempt ended.
-enum Ended<T> {
+enum AttemptEnd<T> {
     By(Result<T, Failure>),
     Cancelled,
 }

@@ -12,9 +12,9 @@ use crate::record::Record;
 use crate::store::{Check, Uuid, Write};
 use crate::workflow::ctx::Ctx;
 use crate::workflow::ctx::signal::written;
-use crate::workflow::engine::{Engine, Inner};
-use crate::workflow::journal::replay::Call;
-use crate::workflow::stored::kept::{Letter, Token};
+use crate::workflow::engine::{Engine, EngineInner};
+use crate::workflow::journal::replay::OpCall;
+use crate::workflow::stored::kept::{MessageBody, Token};
 use crate::workflow::stored::record::{Kind, WaitsFor, failure_text, fetch};
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
@@ -62,8 +62,8 @@ impl<T: DeserializeOwned> Completion<T> {
 
     async fn receive(&self, timeout: Option<Duration>) -> Result<Option<T>, Failure> {
         let its = self.token.as_u128();
-        let call = Call::timed(Kind::Completion, &self.name, timeout);
-        let is_it = |letter: &Letter| matches!(letter, Letter::Completed { token, .. } if *token == its);
+        let call = OpCall::timed(Kind::Completion, &self.name, timeout);
+        let is_it = |body: &MessageBody| matches!(body, MessageBody::Completed { token, .. } if *token == its);
         let what = WaitsFor::Completion(self.name.clone());
         let received = self.ctx.await_text(call, what, timeout, is_it).await?;
         received.map(|text| Failure::read(format!("the value that completed {:?}", self.name), &text)).transpose()
@@ -83,7 +83,7 @@ impl Engine {
     }
 }
 
-async fn complete(engine: &Arc<Inner>, text: &str, result: Result<String, String>) -> Result<()> {
+async fn complete(engine: &Arc<EngineInner>, text: &str, result: Result<String, String>) -> Result<()> {
     let unknown = || WorkflowError::UnknownToken { token: text.into() };
     let (token, id) = text.split_once('/').ok_or_else(unknown)?;
     let (token, id): (Uuid, ExecutionId) = (token.parse().map_err(|_| unknown())?, id.into());
@@ -95,9 +95,9 @@ async fn complete(engine: &Arc<Inner>, text: &str, result: Result<String, String
             return Err(WorkflowError::TokenUsed { token: text.into() });
         }
         let used = Token { is_used: true, ..record };
-        let letter = Letter::Completed { token: token.as_u128(), result: result.clone() };
+        let body = MessageBody::Completed { token: token.as_u128(), result: result.clone() };
         let (check, write) = (Check::AtRev(key.clone(), item.rev), Write::Put(key.clone(), used.encode()));
-        if engine.deliver(&id, letter, Some((vec![check], vec![write]))).await? {
+        if engine.deliver(&id, body, Some((vec![check], vec![write]))).await? {
             return Ok(());
         }
     }

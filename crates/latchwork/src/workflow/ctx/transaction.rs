@@ -11,13 +11,13 @@ use serde::de::DeserializeOwned;
 use crate::backoff::{doubled, jittered};
 use crate::entity::{Add, Entity, EntityError, EntityId, EntityView, Page, Query, Remove, Transaction, Update};
 use crate::lane::Part;
-use crate::state::{Slot, Staged};
+use crate::state::{Slot, StagedSlots};
 use crate::store::{Outcome, Right};
 use crate::workflow::ctx::slots::CtxState;
 use crate::workflow::ctx::step::caught;
 use crate::workflow::ctx::{Ctx, hash};
-use crate::workflow::journal::replay::{Call, Journaled};
-use crate::workflow::run::{Next, Run, Sent, Stop};
+use crate::workflow::journal::replay::{Journaled, OpCall};
+use crate::workflow::run::{CommitOutcome, NextState, Run, Stop};
 use crate::workflow::stored::record::{Entry, EntryState, Kind, WaitsFor};
 use crate::workflow::{Boxed, Failure};
 
@@ -31,14 +31,14 @@ const PAUSES: (Duration, Duration) = (Duration::from_micros(500), Duration::from
 /// cheap to clone.
 #[derive(Clone)]
 pub struct Tx {
-    inner: Arc<Inner>,
+    inner: Arc<TransactionInner>,
     slots: CtxState,
 }
 
-struct Inner {
+struct TransactionInner {
     view: EntityView,
     writes: Mutex<Option<Transaction>>,
-    staged: Arc<Staged>,
+    staged: Arc<StagedSlots>,
     /// The parts that other layers add to the commit.
     parts: Mutex<Vec<Part>>,
 }
@@ -183,7 +183,7 @@ where
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let call = Call { kind: Kind::Transaction, name: &self.name, argument: self.argument };
+            let call = OpCall { kind: Kind::Transaction, name: &self.name, argument: self.argument };
             self.ctx.replay(WaitsFor::Store, call, |operation| self.execute(operation)).await
         })
     }
@@ -246,9 +246,12 @@ impl<F> Transacting<'_, F> {
 
 async fn begin(run: &Arc<Run>) -> Result<Tx, EntityError> {
     let view = run.engine.entities.now().await?;
-    let staged = Arc::new(Staged::new(view.pinned()?, run.engine.store.limits().value_bytes));
+    let staged = Arc::new(StagedSlots::new(view.pinned()?, run.engine.store.limits().value_bytes));
     let slots = CtxState::with(run.clone(), staged.clone());
-    Ok(Tx { inner: Arc::new(Inner { view, writes: Mutex::default(), staged, parts: Mutex::default() }), slots })
+    Ok(Tx {
+        inner: Arc::new(TransactionInner { view, writes: Mutex::default(), staged, parts: Mutex::default() }),
+        slots,
+    })
 }
 
 /// Commits the writes of a transaction, together with everything else that waits for a commit.
@@ -279,14 +282,14 @@ async fn send(operation: &Journaled<'_>, tx: &Tx, text: String) -> Result<(), Mi
         // The entry that it is done belongs in this commit only, even if this future is dropped before.
         let done = Entry { state: EntryState::Done(text), ..operation.entry.clone() };
         run.put_for_carrier(&operation.place, done, None);
-        let (commit, boarded) = run.board(commit, Next::Runs);
+        let (commit, boarded) = run.board(commit, NextState::Runs);
         match run.submit(commit, boarded).await {
-            Sent::Landed(receipt) => {
+            CommitOutcome::Landed(receipt) => {
                 placed.into_iter().for_each(|(place, rest)| rest.land(place.landing(&receipt)));
                 return Ok(());
             }
-            Sent::Refused(refusal) => refusal,
-            Sent::Stopped(stop) => return Err(Miss::Stop(stop)),
+            CommitOutcome::Refused(refusal) => refusal,
+            CommitOutcome::Stopped(stop) => return Err(Miss::Stop(stop)),
         }
     };
     Err(entities.outrun(refusal, &understood).await.map_or_else(miss, |()| Miss::Outrun))

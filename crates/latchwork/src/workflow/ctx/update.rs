@@ -17,10 +17,10 @@ use crate::workflow::ctx::signal::written;
 use crate::workflow::ctx::step::read_failure;
 use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::engine::handle::{Handle, read_as};
-use crate::workflow::engine::{Engine, Inner, News, check_name};
-use crate::workflow::journal::replay::Call;
+use crate::workflow::engine::{Engine, EngineInner, News, check_name};
+use crate::workflow::journal::replay::OpCall;
 use crate::workflow::run::Stop;
-use crate::workflow::stored::kept::{Delivered, Letter, Published};
+use crate::workflow::stored::kept::{Delivered, MessageBody, Published};
 use crate::workflow::stored::record::{Execution, Kind, WaitsFor, failure_text, fetch_execution};
 use crate::workflow::{Boxed, ExecutionId, Failure, Result, WorkflowError};
 
@@ -36,12 +36,12 @@ impl PublishedValues<'_> {
 }
 
 /// Decides whether an update may be sent.
-pub(crate) type Validator = Arc<dyn Fn(&PublishedValues<'_>, &str) -> Result<(), Failure> + Send + Sync>;
+pub(crate) type UpdateValidator = Arc<dyn Fn(&PublishedValues<'_>, &str) -> Result<(), Failure> + Send + Sync>;
 
 /// An update that is about to be sent.
 #[must_use = "nothing is sent until this is awaited"]
-pub struct Update<A> {
-    engine: Arc<Inner>,
+pub struct SendUpdate<A> {
+    engine: Arc<EngineInner>,
     id: ExecutionId,
     name: String,
     request: Result<String>,
@@ -51,7 +51,7 @@ pub struct Update<A> {
 
 /// An update that was sent, and may have been answered.
 pub struct SentUpdate<A> {
-    engine: Arc<Inner>,
+    engine: Arc<EngineInner>,
     id: ExecutionId,
     update_id: String,
     answer: PhantomData<fn() -> A>,
@@ -64,43 +64,43 @@ impl Engine {
         id: impl Into<ExecutionId>,
         name: &str,
         request: &impl Serialize,
-    ) -> Update<A> {
-        Update::new(self.inner.clone(), id.into(), name, request)
+    ) -> SendUpdate<A> {
+        SendUpdate::new(self.inner.clone(), id.into(), name, request)
     }
 }
 
 impl<O> Handle<O> {
     /// An update of the execution. Await it for the answer. A caller that stops waiting can ask again under the same
     /// id.
-    pub fn update<A: DeserializeOwned>(&self, name: &str, request: &impl Serialize) -> Update<A> {
-        Update::new(self.engine.clone(), self.id().clone(), name, request)
+    pub fn update<A: DeserializeOwned>(&self, name: &str, request: &impl Serialize) -> SendUpdate<A> {
+        SendUpdate::new(self.engine.clone(), self.id().clone(), name, request)
     }
 }
 
-impl<A: DeserializeOwned> Update<A> {
-    fn new(engine: Arc<Inner>, id: ExecutionId, name: &str, request: &impl Serialize) -> Update<A> {
+impl<A: DeserializeOwned> SendUpdate<A> {
+    fn new(engine: Arc<EngineInner>, id: ExecutionId, name: &str, request: &impl Serialize) -> SendUpdate<A> {
         let request = written(&engine, "an update", request);
-        Update { engine, id, name: name.into(), request, update_id: None, answer: PhantomData }
+        SendUpdate { engine, id, name: name.into(), request, update_id: None, answer: PhantomData }
     }
 
     /// Sets an id: however often the update is sent under it, it counts once, and all callers get the same answer.
-    pub fn id(mut self, id: impl Into<String>) -> Update<A> {
+    pub fn id(mut self, id: impl Into<String>) -> SendUpdate<A> {
         self.update_id = Some(id.into());
         self
     }
 
     /// Sends the update without waiting for the answer. When this returns, the update is stored.
     pub async fn send(self) -> Result<SentUpdate<A>> {
-        let Update { engine, id, name, request, update_id, answer } = self;
+        let SendUpdate { engine, id, name, request, update_id, answer } = self;
         let update_id = engine.send_update(&id, name, request?, update_id).await?;
         Ok(SentUpdate { engine, id, update_id, answer })
     }
 }
 
-impl Inner {
+impl EngineInner {
     /// Stores an update, unless it was stored before. Returns its id.
     async fn send_update(
-        self: &Arc<Inner>,
+        self: &Arc<EngineInner>,
         id: &ExecutionId,
         name: String,
         request: String,
@@ -110,9 +110,9 @@ impl Inner {
         let update_id = update_id.unwrap_or_else(|| self.store.env().uuid().to_string());
         check_name("the id of an update", &update_id)?;
         let delivered = Delivered::update(&name, &request);
-        let letter = Letter::Update { name: name.clone(), id: update_id.clone(), payload: request.clone() };
+        let body = MessageBody::Update { name: name.clone(), id: update_id.clone(), payload: request.clone() };
         let check = || validated(self, id, &name, &request);
-        self.deliver_once(id, &update_id, delivered, letter, check).await?;
+        self.deliver_once(id, &update_id, delivered, body, check).await?;
         Ok(update_id)
     }
 
@@ -135,7 +135,7 @@ impl Inner {
 }
 
 /// Calls the validator, if there is one. Returns the check that the published values are unchanged.
-async fn validated(engine: &Inner, id: &ExecutionId, name: &str, request: &str) -> Result<Option<Check>> {
+async fn validated(engine: &EngineInner, id: &ExecutionId, name: &str, request: &str) -> Result<Option<Check>> {
     let view = engine.store.view().await?;
     let found = fetch_execution(&view, &engine.spaces.executions, id).await?;
     let (Execution { workflow, .. }, _) = found.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })?;
@@ -163,7 +163,7 @@ impl<A: DeserializeOwned> SentUpdate<A> {
     }
 }
 
-impl<A: DeserializeOwned + Send + 'static> IntoFuture for Update<A> {
+impl<A: DeserializeOwned + Send + 'static> IntoFuture for SendUpdate<A> {
     type Output = Result<A>;
     type IntoFuture = Boxed<'static, Result<A>>;
 
@@ -199,15 +199,15 @@ pub struct ReceiveUpdateFor<'a, R, A> {
 
 /// A receipt as it is recorded.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Receipt {
+pub(crate) struct UpdateReceipt {
     id: String,
     request: Value,
 }
 
-impl Receipt {
+impl UpdateReceipt {
     /// The receipt of an update with this request, both as JSON text.
     pub(crate) fn text(id: &str, request: &str) -> String {
-        let receipt = Receipt { id: id.into(), request: serde_json::from_str(request).unwrap_or_default() };
+        let receipt = UpdateReceipt { id: id.into(), request: serde_json::from_str(request).unwrap_or_default() };
         serde_json::to_string(&receipt).expect("a receipt can be written as JSON")
     }
 }
@@ -230,11 +230,11 @@ impl<'a, R: DeserializeOwned, A: Serialize> ReceiveUpdate<'a, R, A> {
         // Refused requests do not extend the time limit.
         let mut end = None;
         loop {
-            let call = Call::timed(Kind::Update, &self.name, timeout);
-            let is_it = |letter: &Letter| matches!(letter, Letter::Update { name, .. } if *name == self.name);
+            let call = OpCall::timed(Kind::Update, &self.name, timeout);
+            let is_it = |body: &MessageBody| matches!(body, MessageBody::Update { name, .. } if *name == self.name);
             let what = WaitsFor::Update(self.name.clone());
             let until = |now: Timestamp| end.or(timeout.map(|timeout| now.plus(timeout)));
-            let read = |text: &str| serde_json::from_str::<Receipt>(text);
+            let read = |text: &str| serde_json::from_str::<UpdateReceipt>(text);
             let received = self.ctx.await_message(call, what, until, is_it, read).await?;
             let Some((since, receipt)) = received else { return Ok(None) };
             end = end.or(timeout.map(|timeout| since.plus(timeout)));
@@ -271,7 +271,7 @@ impl<R, A: Serialize> Request<R, A> {
 
     async fn record(self, answer: Result<String, String>) {
         let Request { ctx, id, name, .. } = &self;
-        let call = Call { kind: Kind::Answer, name, argument: hash(&answer) };
+        let call = OpCall { kind: Kind::Answer, name, argument: hash(&answer) };
         let answered = ctx.replay::<(), _>(WaitsFor::Store, call, |operation| async move {
             let run = &ctx.run;
             let key = run.kept().update(id);

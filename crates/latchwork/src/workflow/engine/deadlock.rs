@@ -10,13 +10,13 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::damage::{Scanned, scan_around};
 use crate::lock::lane::Ask;
-use crate::lock::stored::{Head, Request};
+use crate::lock::stored::{Head, LockRequest};
 use crate::lock::{DeadlockLink, LockError, LockName, LockRefused, Owner, Result};
 use crate::node::{AGAIN, read_text};
 use crate::record::{Record, Unreadable};
 use crate::store::{ErrorKind, Item, Key, Order, View};
-use crate::workflow::engine::Inner;
-use crate::workflow::stored::record::{Execution, Status, Wait, WaitsFor, next_page};
+use crate::workflow::engine::EngineInner;
+use crate::workflow::stored::record::{Execution, StoredStatus, Wait, WaitsFor, next_page};
 use crate::workflow::{ExecutionId, WorkflowError};
 
 /// How many holders of a lock, waiters before a request and waits of an execution are followed. If there are more, the
@@ -33,7 +33,7 @@ pub(crate) struct Suspect {
 }
 
 /// A wait that only other executions can end.
-enum Waiting {
+enum BlockingWait {
     Lock(LockWait),
     /// Waits for the end of a child.
     Child(ExecutionId),
@@ -52,10 +52,10 @@ struct LockWait {
 }
 
 /// Executions that may be stuck, with everything they wait for.
-type Stuck = BTreeMap<ExecutionId, Vec<Waiting>>;
+type Stuck = BTreeMap<ExecutionId, Vec<BlockingWait>>;
 
 /// The result for a suspect.
-enum Found {
+enum SuspectOutcome {
     /// It will continue at some time.
     Nothing,
     /// The request in a cycle that is refused, and the reason.
@@ -70,11 +70,13 @@ enum Followed<T> {
     TooMany,
 }
 
-impl Waiting {
+impl BlockingWait {
     fn others(&self) -> Vec<Owner> {
         match self {
-            Waiting::Lock(wait) => wait.holders.iter().chain(&wait.before).map(|(owner, _)| owner.clone()).collect(),
-            Waiting::Child(child) => vec![Owner::Execution(child.clone())],
+            BlockingWait::Lock(wait) => {
+                wait.holders.iter().chain(&wait.before).map(|(owner, _)| owner.clone()).collect()
+            }
+            BlockingWait::Child(child) => vec![Owner::Execution(child.clone())],
         }
     }
 
@@ -88,16 +90,16 @@ impl Waiting {
 
     fn lock(&self) -> Option<&LockWait> {
         match self {
-            Waiting::Lock(wait) => Some(wait),
-            Waiting::Child(_) => None,
+            BlockingWait::Lock(wait) => Some(wait),
+            BlockingWait::Child(_) => None,
         }
     }
 
     /// True if this wait never ends as long as all these executions are stuck.
     fn never_ends(&self, stuck: &Stuck) -> bool {
         let wait = match self {
-            Waiting::Lock(wait) => wait,
-            Waiting::Child(child) => return stuck.contains_key(child),
+            BlockingWait::Lock(wait) => wait,
+            BlockingWait::Child(child) => return stuck.contains_key(child),
         };
         let is_stuck = |owner: &Owner| matches!(owner, Owner::Execution(id) if stuck.contains_key(id));
         let given = wait.holders.iter().filter(|(owner, _)| !is_stuck(owner));
@@ -112,7 +114,7 @@ impl Waiting {
 }
 
 /// Checks executions that have begun to wait, one after the other.
-pub(crate) async fn watch(engine: Weak<Inner>, mut suspects: UnboundedReceiver<Suspect>) {
+pub(crate) async fn watch(engine: Weak<EngineInner>, mut suspects: UnboundedReceiver<Suspect>) {
     let Some(env) = engine.upgrade().map(|engine| engine.store.env().clone()) else { return };
     loop {
         let Some(engine) = engine.upgrade() else { return };
@@ -143,7 +145,7 @@ pub(crate) async fn watch(engine: Weak<Inner>, mut suspects: UnboundedReceiver<S
     }
 }
 
-impl Inner {
+impl EngineInner {
     /// Suspects all executions that have several requests, or one request and a parent: an earlier process may have
     /// ended before it checked them.
     async fn suspect_all(&self) -> Result<()> {
@@ -198,22 +200,22 @@ impl Inner {
     }
 
     /// Refuses a request of the execution if its wait would never end.
-    async fn untangle(self: &Arc<Inner>, Suspect { id, is_child }: &Suspect) -> Result<()> {
+    async fn untangle(self: &Arc<EngineInner>, Suspect { id, is_child }: &Suspect) -> Result<()> {
         if *is_child && !self.has_locks_above(id).await? {
             return Ok(());
         }
         // Waiters are read later than holders: a cycle is reported only if a second look finds it again.
         let found = match self.tangle(id).await? {
-            Found::Circle(..) => self.tangle(id).await?,
+            SuspectOutcome::Circle(..) => self.tangle(id).await?,
             found => found,
         };
         match found {
-            Found::Nothing => Ok(()),
-            Found::Circle(lock, ticket, why) => {
+            SuspectOutcome::Nothing => Ok(()),
+            SuspectOutcome::Circle(lock, ticket, why) => {
                 tracing::warn!(%id, %why, "a deadlock");
                 self.locks.ask(&lock, Ask::Refuse { ticket, why }, None).await.map(drop)
             }
-            Found::TooMany => {
+            SuspectOutcome::TooMany => {
                 let (sleep, suspects) = (self.store.env().sleep(LATER), self.suspects.clone());
                 let suspect = Suspect { id: id.clone(), is_child: *is_child };
                 self.node.runtime.spawn(async move {
@@ -226,7 +228,7 @@ impl Inner {
     }
 
     /// Follows the waits of an execution and of all executions involved.
-    async fn tangle(&self, id: &ExecutionId) -> Result<Found> {
+    async fn tangle(&self, id: &ExecutionId) -> Result<SuspectOutcome> {
         let view = self.store.view().await?;
         let (mut stuck, mut is_whole) = (Stuck::new(), true);
         let mut seen = BTreeSet::new();
@@ -238,7 +240,7 @@ impl Inner {
             match self.waits_of(&view, &id).await? {
                 Followed::All(waits) if waits.is_empty() => {}
                 Followed::All(waits) => {
-                    next.extend(waits.iter().flat_map(Waiting::executions));
+                    next.extend(waits.iter().flat_map(BlockingWait::executions));
                     stuck.insert(id, waits);
                 }
                 Followed::TooMany => is_whole = false,
@@ -247,7 +249,7 @@ impl Inner {
         drop(view);
         // An execution that can get a lock continues, and so, in time, do the executions that wait for it.
         loop {
-            let goes_on = |waits: &[Waiting]| !waits.iter().all(|wait| wait.never_ends(&stuck));
+            let goes_on = |waits: &[BlockingWait]| !waits.iter().all(|wait| wait.never_ends(&stuck));
             let goes_on: Vec<ExecutionId> =
                 stuck.iter().filter(|(_, waits)| goes_on(waits)).map(|(id, _)| id.clone()).collect();
             if goes_on.is_empty() {
@@ -255,27 +257,27 @@ impl Inner {
             }
             goes_on.iter().for_each(|id| drop(stuck.remove(id)));
         }
-        let none = || if is_whole { Found::Nothing } else { Found::TooMany };
+        let none = || if is_whole { SuspectOutcome::Nothing } else { SuspectOutcome::TooMany };
         let Some(circle) = circle(id, &stuck) else { return Ok(none()) };
         // Its own latest request is refused. If it waits for children only, the latest request in the cycle is refused.
-        let own = stuck.get(id).into_iter().flatten().filter_map(Waiting::lock);
+        let own = stuck.get(id).into_iter().flatten().filter_map(BlockingWait::lock);
         let others = || circle.iter().filter_map(|(_, wait)| wait.lock());
         let last = own.max_by_key(|wait| wait.ticket).or_else(|| others().max_by_key(|wait| wait.ticket));
         let Some(last) = last else { return Ok(none()) };
-        let link = |(at, wait): &(&ExecutionId, &Waiting)| {
+        let link = |(at, wait): &(&ExecutionId, &BlockingWait)| {
             let lock = wait.lock().map(|wait| wait.lock.to_string());
             DeadlockLink { waiter: Owner::Execution((*at).clone()), lock, holders: wait.others() }
         };
         let why = LockRefused::Deadlock { lock: last.lock.to_string(), cycle: circle.iter().map(link).collect() };
-        Ok(Found::Circle(last.lock.clone(), last.ticket, why))
+        Ok(SuspectOutcome::Circle(last.lock.clone(), last.ticket, why))
     }
 
     /// What an execution waits for, if it waits only for locks and ends of children, without a time limit.
-    async fn waits_of(&self, view: &View, id: &ExecutionId) -> Result<Followed<Vec<Waiting>>> {
+    async fn waits_of(&self, view: &View, id: &ExecutionId) -> Result<Followed<Vec<BlockingWait>>> {
         let waits = match self.resident(id) {
             Some(run) => run.with(|state| if state.ops.only_wait() { state.ops.doing() } else { Vec::new() }),
             None => match self.recorded(id).await? {
-                Some(execution) if execution.status == Status::Waiting => execution.waits,
+                Some(execution) if execution.status == StoredStatus::Waiting => execution.waits,
                 _ => Vec::new(),
             },
         };
@@ -286,17 +288,17 @@ impl Inner {
             return Ok(Followed::TooMany);
         }
         let children = waits.iter().filter_map(|wait| match &wait.what {
-            WaitsFor::Child(child) => Some(Waiting::Child(child.as_str().into())),
+            WaitsFor::Child(child) => Some(BlockingWait::Child(child.as_str().into())),
             _ => None,
         });
-        let mut waiting: Vec<Waiting> = children.collect();
+        let mut waiting: Vec<BlockingWait> = children.collect();
         if waiting.len() == waits.len() {
             return Ok(Followed::All(waiting));
         }
         for (lock, requests) in self.locks.requests_of(&Owner::Execution(id.clone())).await? {
             for (ticket, _) in requests {
                 match self.wait_for(view, &lock, ticket).await {
-                    Ok(Followed::All(wait)) => waiting.extend(wait.map(Waiting::Lock)),
+                    Ok(Followed::All(wait)) => waiting.extend(wait.map(BlockingWait::Lock)),
                     Ok(Followed::TooMany) => return Ok(Followed::TooMany),
                     // The holders are unknown, so the lock may be released.
                     Err(error) if error.kind() == ErrorKind::Corrupt => {
@@ -314,9 +316,9 @@ impl Inner {
     async fn wait_for(&self, view: &View, lock: &LockName, ticket: u64) -> Result<Followed<Option<LockWait>>> {
         let spaces = &self.locks.spaces;
         let at = |why: Unreadable, what: &str| LockError::from(why.at(format!("{what} lock {:?}", lock.to_string())));
-        let read = |item: &Item| Request::decode(&item.value).map_err(|why| at(why, "a request for"));
+        let read = |item: &Item| LockRequest::decode(&item.value).map_err(|why| at(why, "a request for"));
         let request = view.get(&spaces.request(lock, ticket)).await?.as_ref().map(read).transpose()?;
-        let Some(Request { permits, .. }) = request.filter(|request| request.granted_us.is_none()) else {
+        let Some(LockRequest { permits, .. }) = request.filter(|request| request.granted_us.is_none()) else {
             return Ok(Followed::All(None));
         };
         let Some(head) = view.get(&spaces.head(lock)).await? else { return Ok(Followed::All(None)) };
@@ -346,8 +348,8 @@ impl Inner {
 
 /// The shortest cycle from an execution back to itself. None if it only waits for other executions that form a cycle:
 /// then one of those is reported.
-fn circle<'a>(id: &'a ExecutionId, stuck: &'a Stuck) -> Option<Vec<(&'a ExecutionId, &'a Waiting)>> {
-    let mut came_from: BTreeMap<&ExecutionId, (&ExecutionId, &Waiting)> = BTreeMap::new();
+fn circle<'a>(id: &'a ExecutionId, stuck: &'a Stuck) -> Option<Vec<(&'a ExecutionId, &'a BlockingWait)>> {
+    let mut came_from: BTreeMap<&ExecutionId, (&ExecutionId, &BlockingWait)> = BTreeMap::new();
     let mut next = VecDeque::from([id]);
     while let Some(at) = next.pop_front().filter(|_| !came_from.contains_key(id)) {
         for wait in stuck.get(at).into_iter().flatten() {

@@ -12,11 +12,11 @@ use crate::lane::Part;
 use crate::workflow::ctx::Ctx;
 use crate::workflow::ctx::step::read_failure;
 use crate::workflow::definition::{Definition, Workflow, workflow};
-use crate::workflow::engine::Inner;
+use crate::workflow::engine::EngineInner;
 use crate::workflow::operate::steer::{TERMINATED, terminated_for};
 use crate::workflow::run::close::How;
 use crate::workflow::run::{ROOM, hash_text, largest, turn};
-use crate::workflow::stored::record::{Execution, Labels, Status, shortened};
+use crate::workflow::stored::record::{Execution, Labels, StoredStatus, shortened};
 use crate::workflow::{ExecutionId, Failure, Result};
 
 /// The longest output, in bytes, that a finalizer receives though the commit is large.
@@ -127,7 +127,7 @@ impl<I, O> Workflow<I, O> {
     }
 }
 
-impl Inner {
+impl EngineInner {
     /// The finalizer of a workflow, if it has one that is registered here.
     pub(crate) fn finalizer(&self, workflow: &str) -> Option<&Arc<Definition>> {
         let finalizer = self.definition(workflow)?.finalizer.get()?;
@@ -137,10 +137,10 @@ impl Inner {
     /// The start of an execution's finalizer, as a part of the commit that ends the execution; none without a
     /// finalizer.
     pub(crate) async fn finalizing(
-        self: &Arc<Inner>,
+        self: &Arc<EngineInner>,
         id: &ExecutionId,
         before: &Execution,
-        status: &Status,
+        status: &StoredStatus,
         how: How,
     ) -> Result<Option<Part>> {
         let Some(finalizer) = self.finalizer(&before.workflow) else { return Ok(None) };
@@ -159,8 +159,8 @@ impl Inner {
 
     /// True if one commit has room for everything that may be large: the record that stays, the record of the
     /// finalizer, and the message to the parent. If the end is large, everything else is committed before.
-    fn has_room(&self, before: &Execution, status: &Status) -> bool {
-        let output = if let Status::Completed(output) = status { output.len() } else { 0 };
+    fn has_room(&self, before: &Execution, status: &StoredStatus) -> bool {
+        let output = if let StoredStatus::Completed(output) = status { output.len() } else { 0 };
         let both = before.input.len() + output;
         let left = if before.superseded.is_some() { largest(self) } else { both };
         let told = before.parent.as_ref().map_or(0, |_| output);
@@ -183,18 +183,18 @@ impl Inner {
 }
 
 /// A [`Finished`] as JSON text.
-fn told(id: &ExecutionId, input: &str, status: &Status, leaves_out: bool) -> String {
+fn told(id: &ExecutionId, input: &str, status: &StoredStatus, leaves_out: bool) -> String {
     let text = |text: &str| Value::from(text).to_string();
     let outcome = match status {
-        Status::Completed(output) if leaves_out && output.len() > SMALL => r#"{"completed":null}"#.to_string(),
-        Status::Completed(output) => format!(r#"{{"completed":{output}}}"#),
-        Status::Failed(failure) => match read_failure(failure) {
+        StoredStatus::Completed(output) if leaves_out && output.len() > SMALL => r#"{"completed":null}"#.to_string(),
+        StoredStatus::Completed(output) => format!(r#"{{"completed":{output}}}"#),
+        StoredStatus::Failed(failure) => match read_failure(failure) {
             failure if failure.code() == TERMINATED => {
                 format!(r#"{{"terminated":{}}}"#, text(terminated_for(&failure)))
             }
             _ => format!(r#"{{"failed":{failure}}}"#),
         },
-        Status::Cancelled(reason) => format!(r#"{{"cancelled":{}}}"#, text(shortened(reason, SMALL))),
+        StoredStatus::Cancelled(reason) => format!(r#"{{"cancelled":{}}}"#, text(shortened(reason, SMALL))),
         _ => r#""timed_out""#.to_string(),
     };
     format!(r#"{{"id":{},"input":{input},"outcome":{outcome}}}"#, text(id))

@@ -9,13 +9,13 @@ use serde_json::Value;
 
 use crate::workflow::ctx::step::read_failure;
 use crate::workflow::definition::Workflow;
-use crate::workflow::engine::{Engine, Inner, News};
-use crate::workflow::stored::record::Status;
+use crate::workflow::engine::{Engine, EngineInner, News};
+use crate::workflow::stored::record::StoredStatus;
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
 /// An execution, as a caller sees it.
 pub struct Handle<O> {
-    pub(crate) engine: Arc<Inner>,
+    pub(crate) engine: Arc<EngineInner>,
     id: ExecutionId,
     /// The workflow that the execution must belong to, if that is checked.
     asked: Option<Arc<str>>,
@@ -62,7 +62,7 @@ impl Engine {
 }
 
 impl<O> Handle<O> {
-    pub(crate) fn new(engine: Arc<Inner>, id: ExecutionId, asked: Option<Arc<str>>) -> Handle<O> {
+    pub(crate) fn new(engine: Arc<EngineInner>, id: ExecutionId, asked: Option<Arc<str>>) -> Handle<O> {
         Handle { engine, id, asked, item: None, output: PhantomData }
     }
 
@@ -150,7 +150,7 @@ enum Parks {
     Wait,
 }
 
-impl Inner {
+impl EngineInner {
     /// Waits for the end of an execution and returns its output.
     pub(crate) async fn result_of<T: DeserializeOwned>(&self, id: &ExecutionId) -> Result<T> {
         read_as(id, &self.output(id, None, Parks::Tell).await?)
@@ -190,11 +190,11 @@ pub(crate) fn read_as<T: DeserializeOwned>(id: &ExecutionId, text: &str) -> Resu
     serde_json::from_str(text).map_err(|error| WorkflowError::Mismatch { id: id.clone(), message: error.to_string() })
 }
 
-impl Inner {
+impl EngineInner {
     /// Waits for the end of an execution and returns the output as JSON text. If `asked` is given, the execution must
     /// belong to that workflow.
     async fn output(&self, id: &ExecutionId, mut asked: Option<&str>, parks: Parks) -> Result<String> {
-        let look = |ended: Option<Status>| {
+        let look = |ended: Option<StoredStatus>| {
             // The workflow is checked only once.
             let asked = asked.take();
             async move {
@@ -219,7 +219,7 @@ impl Inner {
                     return Ok(None);
                 }
                 let reason = match status {
-                    Status::Parked(reason) => Some(reason),
+                    StoredStatus::Parked(reason) => Some(reason),
                     _ => self.set_aside.lock().get(id).cloned(),
                 };
                 reason.map_or(Ok(None), |reason| Err(WorkflowError::Parked { id: id.clone(), reason }))
@@ -230,14 +230,14 @@ impl Inner {
 }
 
 /// The result of an execution that has this status.
-fn outcome(id: &ExecutionId, status: &Status) -> Result<String> {
+fn outcome(id: &ExecutionId, status: &StoredStatus) -> Result<String> {
     let id = id.clone();
     match status {
-        Status::Completed(output) => Ok(output.clone()),
-        Status::Failed(text) => Err(WorkflowError::Failed { id, failure: read_failure(text) }),
-        Status::TimedOut => Err(WorkflowError::TimedOut { id }),
-        Status::Cancelled(reason) => Err(WorkflowError::Cancelled { id, reason: reason.clone() }),
-        Status::Running | Status::Waiting | Status::Parked(_) => Err(WorkflowError::Stopped),
+        StoredStatus::Completed(output) => Ok(output.clone()),
+        StoredStatus::Failed(text) => Err(WorkflowError::Failed { id, failure: read_failure(text) }),
+        StoredStatus::TimedOut => Err(WorkflowError::TimedOut { id }),
+        StoredStatus::Cancelled(reason) => Err(WorkflowError::Cancelled { id, reason: reason.clone() }),
+        StoredStatus::Running | StoredStatus::Waiting | StoredStatus::Parked(_) => Err(WorkflowError::Stopped),
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use metrics::{counter, gauge, histogram};
 
-use crate::workflow::stored::record::{Status, WaitsFor};
+use crate::workflow::stored::record::{StoredStatus, WaitsFor};
 
 /// The metrics of an engine.
 pub(crate) struct Metrics {
@@ -44,15 +44,15 @@ impl Metrics {
         }
     }
 
-    pub(crate) fn ended(&self, workflow: &str, status: &Status) {
+    pub(crate) fn ended(&self, workflow: &str, status: &StoredStatus) {
         let Some(counters) = self.workflows.get(workflow) else { return };
         let counter = match status {
-            Status::Completed(_) => &counters.completed,
-            Status::Failed(_) => &counters.failed,
-            Status::TimedOut => &counters.timed_out,
-            Status::Cancelled(_) => &counters.cancelled,
-            Status::Parked(_) => &counters.parked,
-            Status::Running | Status::Waiting => return,
+            StoredStatus::Completed(_) => &counters.completed,
+            StoredStatus::Failed(_) => &counters.failed,
+            StoredStatus::TimedOut => &counters.timed_out,
+            StoredStatus::Cancelled(_) => &counters.cancelled,
+            StoredStatus::Parked(_) => &counters.parked,
+            StoredStatus::Running | StoredStatus::Waiting => return,
         };
         counter.increment(1);
     }

@@ -37,11 +37,11 @@ use crate::workflow::engine::metrics::Metrics;
 use crate::workflow::engine::rehearsal::Rehearsal;
 use crate::workflow::run::unbegun::Unbegun;
 use crate::workflow::run::{Run, Stop};
-use crate::workflow::schedule::keeper::{Fire, Scheduling};
-use crate::workflow::schedule::stored::Spaces as ScheduleSpaces;
+use crate::workflow::schedule::keeper::{FireSchedules, Scheduling};
+use crate::workflow::schedule::stored::ScheduleSpaces;
 use crate::workflow::stored::kept::Kept;
 use crate::workflow::stored::listed::{LISTED, Lists, RUNNING};
-use crate::workflow::stored::record::{Execution, Status, fetch_execution};
+use crate::workflow::stored::record::{Execution, StoredStatus, fetch_execution};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
 /// Runs workflows.
@@ -50,20 +50,20 @@ use crate::workflow::{ExecutionId, Result, WorkflowError};
 /// are; the next engine on the same store continues them.
 #[derive(Clone)]
 pub struct Engine {
-    pub(crate) inner: Arc<Inner>,
-    _stop: Arc<StopOnDrop>,
+    pub(crate) inner: Arc<EngineInner>,
+    _stop: Arc<StopEngineOnDrop>,
 }
 
-struct StopOnDrop(Arc<Inner>);
+struct StopEngineOnDrop(Arc<EngineInner>);
 
-impl Drop for StopOnDrop {
+impl Drop for StopEngineOnDrop {
     fn drop(&mut self) {
         self.0.stop();
     }
 }
 
 /// Stops an engine that still exists when its runtime ends: none of its tasks would run any more.
-struct StopWithRuntime(Weak<Inner>);
+struct StopWithRuntime(Weak<EngineInner>);
 
 impl StopWithRuntime {
     /// Never ends by itself.
@@ -83,7 +83,7 @@ impl Drop for StopWithRuntime {
 /// An engine that is about to start.
 #[must_use = "an engine does nothing until it is started"]
 pub struct EngineBuilder {
-    source: Source,
+    source: StoreSource,
     definitions: Vec<Arc<Definition>>,
     on_step: Option<OnStep>,
     most_crashes: u32,
@@ -94,16 +94,16 @@ pub struct EngineBuilder {
 /// Called for every attempt at a step, before its body runs.
 pub(crate) type OnStep = Arc<dyn Fn(&ExecutionId, &str) + Send + Sync>;
 
-enum Source {
+enum StoreSource {
     Directory(PathBuf),
     Store(Store),
 }
 
-pub(crate) struct Inner {
+pub(crate) struct EngineInner {
     pub(crate) store: Store,
     /// True if the engine has opened the store.
     pub(crate) owns_store: bool,
-    pub(crate) spaces: Spaces,
+    pub(crate) spaces: EngineSpaces,
     pub(crate) states: States,
     pub(crate) entities: Entities,
     definitions: HashMap<String, Arc<Definition>>,
@@ -123,7 +123,7 @@ pub(crate) struct Inner {
     /// The callers that wait for news of executions.
     listening: Mutex<BTreeMap<(ExecutionId, News), Arc<Listener>>>,
     /// Messages to the same execution share commits.
-    pub(crate) lanes: Lanes<Inner>,
+    pub(crate) lanes: Lanes<EngineInner>,
     pub(crate) locks: Arc<Service>,
     /// Decides which starts run.
     pub(crate) admissions: Arc<Admissions>,
@@ -161,7 +161,7 @@ pub(crate) enum News {
 struct Listener {
     told: Notify,
     /// The status that the execution has ended with, once it has.
-    ended: OnceLock<Status>,
+    ended: OnceLock<StoredStatus>,
 }
 
 /// An execution in memory.
@@ -187,7 +187,7 @@ const NAMES: [&str; 11] =
 
 /// The spaces of an engine.
 #[derive(Clone)]
-pub(crate) struct Spaces {
+pub(crate) struct EngineSpaces {
     /// id → execution
     pub(crate) executions: Space,
     /// id, run, place → entry
@@ -207,14 +207,14 @@ pub(crate) struct Spaces {
     pub(crate) limits: Option<Gates>,
 }
 
-impl Spaces {
-    pub(crate) async fn declare(store: &Store) -> Result<Spaces> {
+impl EngineSpaces {
+    pub(crate) async fn declare(store: &Store) -> Result<EngineSpaces> {
         // No check uses the rev of a removed record, so removed keys leave nothing behind; gates are the exception.
         for name in NAMES {
             let spec = SpaceSpec::new(name);
             store.space(if name == GATES { spec } else { spec.keys_used_once() }).await?;
         }
-        Spaces::find(store).await?.expect("all spaces were declared").marked(store).await
+        EngineSpaces::find(store).await?.expect("all spaces were declared").marked(store).await
     }
 
     /// The stored limits, in a store that an engine has opened.
@@ -223,11 +223,11 @@ impl Spaces {
     }
 
     /// The spaces of a store. None if no engine has ever opened it.
-    pub(crate) async fn find(store: &Store) -> Result<Option<Spaces>> {
+    pub(crate) async fn find(store: &Store) -> Result<Option<EngineSpaces>> {
         let known = store.spaces().await?;
         let space = |name: &str| known.iter().find(|space| space.name() == name).cloned();
         let find = || {
-            Some(Spaces {
+            Some(EngineSpaces {
                 executions: space(EXECUTIONS)?,
                 journal: space(JOURNAL)?,
                 lists: Lists { listed: space(LISTED)?, running: space(RUNNING)? },
@@ -244,7 +244,7 @@ impl Spaces {
 }
 
 impl EngineBuilder {
-    fn new(source: Source) -> EngineBuilder {
+    fn new(source: StoreSource) -> EngineBuilder {
         let (definitions, rehearsal) = (Vec::new(), Rehearsal::default());
         EngineBuilder { source, definitions, on_step: None, most_crashes: 10, rehearsal, idle: false }
     }
@@ -290,8 +290,8 @@ impl EngineBuilder {
     pub async fn start(self) -> Result<Engine> {
         tokio::runtime::Handle::try_current().map_err(|_| WorkflowError::NoRuntime)?;
         let (store, owns_store) = match self.source {
-            Source::Directory(directory) => (Store::open(directory).await?, true),
-            Source::Store(store) => (store, false),
+            StoreSource::Directory(directory) => (Store::open(directory).await?, true),
+            StoreSource::Store(store) => (store, false),
         };
         let mut definitions = HashMap::new();
         for definition in self.definitions {
@@ -303,7 +303,7 @@ impl EngineBuilder {
             }
         }
         let metrics = Metrics::new(definitions.keys());
-        let (spaces, schedules) = (Spaces::declare(&store).await?, ScheduleSpaces::declare(&store).await?);
+        let (spaces, schedules) = (EngineSpaces::declare(&store).await?, ScheduleSpaces::declare(&store).await?);
         let (states, entities) = (States::on(&store).await?, Entities::on(&store).await?);
         // An engine that only operates owns no shards and replaces no other engine.
         let node = if self.idle { Node::idle(&store) } else { Node::owner(&store).await? };
@@ -312,7 +312,7 @@ impl EngineBuilder {
         let (timers, removals) = (Alarms::new(&node, &spaces.timers), Alarms::new(&node, &spaces.removals));
         let scheduling = Scheduling::new(&node, schedules);
         let (suspects, suspected) = mpsc::unbounded_channel();
-        let inner = Arc::new(Inner {
+        let inner = Arc::new(EngineInner {
             since: store.env().now(),
             node,
             store,
@@ -342,27 +342,27 @@ impl EngineBuilder {
             found: tokio::sync::watch::Sender::new(self.idle),
             above: Mutex::default(),
         });
-        let executions: Weak<dyn lock::owners::Executions> = Arc::<Inner>::downgrade(&inner);
+        let executions: Weak<dyn lock::owners::OwningExecutions> = Arc::<EngineInner>::downgrade(&inner);
         inner.locks.serve(executions);
         inner.admissions.serve(Arc::downgrade(&inner));
         if !inner.rehearsal.is_replay() && !inner.idle {
             inner.begin(suspected).await?;
         }
-        Ok(Engine { _stop: Arc::new(StopOnDrop(inner.clone())), inner })
+        Ok(Engine { _stop: Arc::new(StopEngineOnDrop(inner.clone())), inner })
     }
 }
 
-impl Inner {
+impl EngineInner {
     /// Starts the engine's own tasks.
-    async fn begin(self: &Arc<Inner>, suspected: mpsc::UnboundedReceiver<Suspect>) -> Result<()> {
+    async fn begin(self: &Arc<EngineInner>, suspected: mpsc::UnboundedReceiver<Suspect>) -> Result<()> {
         self.locks.sessions.end_previous().await?;
         let running = self.store.view().await?;
         let (node, weak) = (&self.node, || Arc::downgrade(self));
         node.chore(recover::recover(weak(), running));
         node.chore(recover::doubt(weak()));
         node.chore(alarm::keep::<recover::Wake>(weak(), self.since));
-        node.chore(alarm::keep::<remove::Remove>(weak(), Timestamp(0)));
-        node.chore(alarm::keep::<Fire>(weak(), Timestamp(0)));
+        node.chore(alarm::keep::<remove::RemoveDue>(weak(), Timestamp(0)));
+        node.chore(alarm::keep::<FireSchedules>(weak(), Timestamp(0)));
         node.chore(StopWithRuntime(weak()).wait());
         node.chore(let_go(weak()));
         self.locks.begin_chores();
@@ -374,7 +374,7 @@ impl Inner {
 }
 
 /// Whenever shards were lost, stops the executions in them.
-async fn let_go(engine: Weak<Inner>) {
+async fn let_go(engine: Weak<EngineInner>) {
     loop {
         let Some(node) = engine.upgrade().map(|engine| engine.node.clone()) else { return };
         let owns_any = node.has_lost().await;
@@ -410,12 +410,12 @@ impl Engine {
 
     /// An engine on a data directory, which is created if it is missing.
     pub fn open(directory: impl AsRef<Path>) -> EngineBuilder {
-        EngineBuilder::new(Source::Directory(directory.as_ref().into()))
+        EngineBuilder::new(StoreSource::Directory(directory.as_ref().into()))
     }
 
     /// An engine on a store, which may hold other data too.
     pub fn on(store: &Store) -> EngineBuilder {
-        EngineBuilder::new(Source::Store(store.clone()))
+        EngineBuilder::new(StoreSource::Store(store.clone()))
     }
 
     /// The store that the engine uses.
@@ -446,7 +446,7 @@ impl Engine {
 
 shown!(Engine, _it => );
 
-impl Inner {
+impl EngineInner {
     pub(crate) fn stop(&self) {
         self.node.stop();
         self.found.send_replace(true);
@@ -514,7 +514,7 @@ impl Inner {
     }
 
     /// Notifies all callers that wait for an execution that it has left memory, with its final status if that is known.
-    pub(crate) fn ended(&self, id: &ExecutionId, status: Option<Status>) {
+    pub(crate) fn ended(&self, id: &ExecutionId, status: Option<StoredStatus>) {
         if status.is_some() {
             self.set_aside.lock().remove(id);
         }
@@ -547,7 +547,7 @@ impl Inner {
         &self,
         id: &ExecutionId,
         news: News,
-        mut look: impl FnMut(Option<Status>) -> F,
+        mut look: impl FnMut(Option<StoredStatus>) -> F,
     ) -> Result<T>
     where
         F: Future<Output = Result<Option<T>>>,
@@ -576,7 +576,7 @@ impl Inner {
 
 /// A caller that waits for news.
 struct Listening<'a> {
-    engine: &'a Inner,
+    engine: &'a EngineInner,
     key: (ExecutionId, News),
     listener: Arc<Listener>,
 }

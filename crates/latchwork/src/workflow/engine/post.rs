@@ -10,18 +10,18 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use crate::lane::{Landing, Lanes, Part, Placed, Plan, Runtime, Tag};
-use crate::lock::owners::{Executions, Notice, Notices, Telling};
+use crate::lane::{Landing, LanePlan, Lanes, Part, Placed, Runtime, Tag};
+use crate::lock::owners::{Notice, Notices, OwningExecutions, Telling};
 use crate::lock::{LockError, LockName};
 use crate::node::SHARD;
 use crate::record::Record;
 use crate::store::{
     Check, Commit, Env, ErrorKind, Key, Outcome, Receipt, Refusal, Rev, Store, StoreError, Uuid, Write,
 };
-use crate::workflow::engine::Inner;
+use crate::workflow::engine::EngineInner;
 use crate::workflow::run::turn;
-use crate::workflow::stored::kept::{Delivered, Letter, Message, grant_id};
-use crate::workflow::stored::record::{Execution, Status, Wait};
+use crate::workflow::stored::kept::{Delivered, Message, MessageBody, grant_id};
+use crate::workflow::stored::record::{Execution, StoredStatus, Wait};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
 /// A check that the caller of a delivery has added.
@@ -42,13 +42,13 @@ impl Target {
     }
 }
 
-impl Inner {
+impl EngineInner {
     /// An execution that can receive messages. A resident execution answers from memory, unless that was out of date.
     pub(crate) async fn target(&self, id: &ExecutionId, from_store: bool) -> Result<Target> {
         let resident = if from_store { None } else { self.resident(id) };
         let known = resident.and_then(|run| {
             run.with(|state| match (&state.known.stored().status, state.known.rev()) {
-                (Status::Running, Some(rev)) => Some(Target::Running(rev)),
+                (StoredStatus::Running, Some(rev)) => Some(Target::Running(rev)),
                 _ => None,
             })
         });
@@ -57,23 +57,28 @@ impl Inner {
         }
         let (execution, rev) = self.known(id).await?;
         match execution.status {
-            Status::Running => Ok(Target::Running(rev)),
+            StoredStatus::Running => Ok(Target::Running(rev)),
             ref status if status.is_terminal() => Err(WorkflowError::Ended { id: id.clone() }),
             _ => Ok(Target::Resting(Box::new(execution), rev)),
         }
     }
 
     /// The delivery of messages, as a part of a commit.
-    pub(crate) fn deliveries(self: &Arc<Inner>, id: &ExecutionId, target: Target, letters: Vec<Letter>) -> Part {
+    pub(crate) fn deliveries(
+        self: &Arc<EngineInner>,
+        id: &ExecutionId,
+        target: Target,
+        bodies: Vec<MessageBody>,
+    ) -> Part {
         let (kept, env) = (self.kept(id), self.store.env());
         let at_us = env.now().0;
         let messages: Vec<(Key, Message)> =
-            letters.into_iter().map(|body| (kept.message(letter_id(env, &body)), Message { at_us, body })).collect();
+            bodies.into_iter().map(|body| (kept.message(message_id(env, &body)), Message { at_us, body })).collect();
         let mut part = self.at_record(id, Some(target.rev())).put(&kept.count(), Vec::new());
         part = messages.iter().fold(part, |part, (key, message)| part.put(key, message.encode()));
         let mut is_woken = false;
         if let Target::Resting(before, _) = target
-            && before.status == Status::Waiting
+            && before.status == StoredStatus::Waiting
         {
             let is_for = |wait: &Wait, message: &Message| wait.what.without_name() == message.body.waited();
             is_woken = before.waits.iter().any(|wait| messages.iter().any(|(_, message)| is_for(wait, message)));
@@ -86,7 +91,7 @@ impl Inner {
             if is_woken {
                 // The execution may be in memory again because its time has come, and may not have written that yet.
                 engine.resident(&id).iter().for_each(|run| run.doubt());
-                engine.wake_up(&id);
+                engine.spawn_load(&id);
             } else if let (Some(run), Some(count)) = (engine.resident(&id), landing.rev(0)) {
                 run.delivered(count.0, landing.generation, messages);
             }
@@ -103,8 +108,8 @@ impl Inner {
         cancel: Option<&str>,
     ) -> (Part, Execution) {
         let mut after = before.clone();
-        if after.status == Status::Waiting {
-            (after.status, after.waits) = (Status::Running, Vec::new());
+        if after.status == StoredStatus::Waiting {
+            (after.status, after.waits) = (StoredStatus::Running, Vec::new());
         }
         after.cancel = after.cancel.or(cancel.map(str::to_string));
         let (part, _) = turn(self, part, id, Some(before), &mut after, None);
@@ -113,7 +118,7 @@ impl Inner {
 
     /// The cancellation of an execution, as a part of a commit. None if it is already being cancelled.
     pub(crate) async fn cancelling(
-        self: &Arc<Inner>,
+        self: &Arc<EngineInner>,
         id: &ExecutionId,
         reason: &str,
         tells_parent: bool,
@@ -127,7 +132,7 @@ impl Inner {
         }
         // No code of the execution has run.
         if before.is_queued() || before.gathers().is_some() {
-            let left = self.leave_line(id, before, rev, Status::Cancelled(reason.into()), tells_parent);
+            let left = self.leave_queue(id, before, rev, StoredStatus::Cancelled(reason.into()), tells_parent);
             return Box::pin(left).await.map(Some);
         }
         let (part, after) = self.woken(self.at_record(id, Some(rev)), id, &before, Some(reason));
@@ -137,34 +142,34 @@ impl Inner {
                 run.cancelled(rev, landing.last(), after);
             }
             // The resident may be about to leave memory because it does not know of this commit.
-            if before.status == Status::Waiting {
-                engine.wake_up(&id);
+            if before.status == StoredStatus::Waiting {
+                engine.spawn_load(&id);
             }
         })))
     }
 
     /// Makes an execution check its record, as a part of a commit.
-    async fn looking(self: &Arc<Inner>, id: &ExecutionId) -> Result<Part> {
+    async fn looking(self: &Arc<EngineInner>, id: &ExecutionId) -> Result<Part> {
         let (before, rev) = self.known(id).await?;
         let part = match before.status {
-            Status::Waiting => self.woken(self.at_record(id, Some(rev)), id, &before, None).0,
+            StoredStatus::Waiting => self.woken(self.at_record(id, Some(rev)), id, &before, None).0,
             _ => self.node.for_any(id.as_bytes()),
         };
         let (engine, id) = (self.clone(), id.clone());
         Ok(part.then(move |_| {
             engine.resident(&id).iter().for_each(|run| run.doubt());
-            engine.wake_up(&id);
+            engine.spawn_load(&id);
         }))
     }
 
     /// Adds to a part that the execution is loaded when the commit has landed.
-    pub(crate) fn waking(self: &Arc<Inner>, part: Part, id: &ExecutionId) -> Part {
+    pub(crate) fn waking(self: &Arc<EngineInner>, part: Part, id: &ExecutionId) -> Part {
         let (engine, id) = (self.clone(), id.clone());
-        part.then(move |_| engine.wake_up(&id))
+        part.then(move |_| engine.spawn_load(&id))
     }
 
     /// Sends a part in its own commit, to the end, even if the caller is dropped. Returns whether the checks passed.
-    pub(crate) async fn perform(self: &Arc<Inner>, part: Part) -> Result<bool> {
+    pub(crate) async fn perform(self: &Arc<EngineInner>, part: Part) -> Result<bool> {
         let engine = self.clone();
         let performed = self.node.runtime.run(async move { engine.send(part).await.map(|sent| sent.is_some()) });
         performed.await.unwrap_or(Err(WorkflowError::Stopped))
@@ -189,26 +194,26 @@ impl Inner {
     /// Delivers a message, with checks and writes of the caller in the same commit. Returns whether the checks passed.
     /// Messages that arrive while a commit to the same execution is in flight share the next commit.
     pub(crate) async fn deliver(
-        self: &Arc<Inner>,
+        self: &Arc<EngineInner>,
         id: &ExecutionId,
-        letter: Letter,
+        body: MessageBody,
         asked: Option<(Vec<Check>, Vec<Write>)>,
     ) -> Result<bool> {
         let (answer, answered) = oneshot::channel();
-        Lanes::submit(self, id, Delivery { letter, asked, answer }).map_err(|_| WorkflowError::Stopped)?;
+        Lanes::submit(self, id, Delivery { body, asked, answer }).map_err(|_| WorkflowError::Stopped)?;
         answered.await.unwrap_or(Err(WorkflowError::Stopped))
     }
 }
 
-impl Inner {
+impl EngineInner {
     /// Delivers a message that counts once under an id of its sender, however often it is sent. Each try calls `check`
     /// for a further check.
     pub(crate) async fn deliver_once<F>(
-        self: &Arc<Inner>,
+        self: &Arc<EngineInner>,
         id: &ExecutionId,
         message: &str,
         delivered: Delivered,
-        letter: Letter,
+        body: MessageBody,
         check: impl Fn() -> F,
     ) -> Result<()>
     where
@@ -228,7 +233,7 @@ impl Inner {
             let checks = [Check::Absent(key.clone())].into_iter().chain(check().await?).collect();
             let writes = vec![Write::Put(key.clone(), delivered.encode())];
             // A refusal means that another caller has sent the message, or that the further check failed.
-            match self.deliver(id, letter.clone(), Some((checks, writes))).await {
+            match self.deliver(id, body.clone(), Some((checks, writes))).await {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
                 // Another caller may have sent it before the execution ended.
@@ -241,7 +246,7 @@ impl Inner {
 
 /// A message to deliver, and the channel to its caller.
 pub(crate) struct Delivery {
-    letter: Letter,
+    body: MessageBody,
     asked: Option<(Vec<Check>, Vec<Write>)>,
     answer: oneshot::Sender<Result<bool>>,
 }
@@ -262,7 +267,7 @@ pub(crate) struct Deliveries {
 /// Approximately how many bytes of messages share a commit.
 const MOST_BYTES: usize = 1 << 20;
 
-impl Plan for Inner {
+impl LanePlan for EngineInner {
     type Key = ExecutionId;
     type Job = Delivery;
     /// True if the resident execution was out of date.
@@ -271,7 +276,7 @@ impl Plan for Inner {
 
     const MOST: usize = 256;
 
-    fn lanes(&self) -> &Lanes<Inner> {
+    fn lanes(&self) -> &Lanes<EngineInner> {
         &self.lanes
     }
 
@@ -284,7 +289,7 @@ impl Plan for Inner {
     }
 
     async fn plan(
-        self: &Arc<Inner>,
+        self: &Arc<EngineInner>,
         id: &ExecutionId,
         from_store: &mut bool,
         jobs: &mut VecDeque<Delivery>,
@@ -292,7 +297,7 @@ impl Plan for Inner {
     ) -> Option<(Commit, Deliveries)> {
         let mut bytes = 0;
         let fits = jobs.iter().take(most).take_while(|job| {
-            bytes += job.letter.bytes();
+            bytes += job.body.bytes();
             bytes <= MOST_BYTES
         });
         let count = fits.count().max(1);
@@ -305,8 +310,8 @@ impl Plan for Inner {
                 return None;
             }
         };
-        let letters = taken.iter().map(|job| job.letter.clone()).collect();
-        let (mut commit, placed, rest) = self.deliveries(id, target, letters).place_whole(Commit::new());
+        let bodies = taken.iter().map(|job| job.body.clone()).collect();
+        let (mut commit, placed, rest) = self.deliveries(id, target, bodies).place_whole(Commit::new());
         let mut jobs = Vec::with_capacity(taken.len());
         for job in taken {
             let asked = job.asked.clone().map(|(checks, writes)| {
@@ -325,14 +330,14 @@ impl Plan for Inner {
         batch.jobs.len()
     }
 
-    fn landed(self: &Arc<Inner>, _: &ExecutionId, from_store: &mut bool, batch: Deliveries, receipt: &Receipt) {
+    fn landed(self: &Arc<EngineInner>, _: &ExecutionId, from_store: &mut bool, batch: Deliveries, receipt: &Receipt) {
         *from_store = false;
         batch.rest.land(batch.placed.landing(receipt));
         batch.jobs.into_iter().for_each(|(job, _)| job.settle(Ok(true)));
     }
 
     async fn refused(
-        self: &Arc<Inner>,
+        self: &Arc<EngineInner>,
         _: &ExecutionId,
         from_store: &mut bool,
         batch: Deliveries,
@@ -351,17 +356,17 @@ impl Plan for Inner {
         }
     }
 
-    fn split(self: &Arc<Inner>, _: &mut bool, batch: Deliveries, jobs: &mut VecDeque<Delivery>) {
+    fn split(self: &Arc<EngineInner>, _: &mut bool, batch: Deliveries, jobs: &mut VecDeque<Delivery>) {
         batch.jobs.into_iter().rev().for_each(|(job, _)| jobs.push_front(job));
     }
 
-    fn failed(self: &Arc<Inner>, _: &mut bool, batch: Deliveries, error: StoreError, _: &mut VecDeque<Delivery>) {
+    fn failed(self: &Arc<EngineInner>, _: &mut bool, batch: Deliveries, error: StoreError, _: &mut VecDeque<Delivery>) {
         self.node.doubt();
         batch.jobs.into_iter().for_each(|(job, _)| job.settle(Err(error.clone().into())));
     }
 }
 
-impl Executions for Inner {
+impl OwningExecutions for EngineInner {
     fn is_alive<'a>(self: Arc<Self>, id: &'a ExecutionId, from_store: bool) -> Telling<'a, bool> {
         Box::pin(async move {
             match self.target(id, from_store).await {
@@ -403,9 +408,9 @@ impl Executions for Inner {
 }
 
 /// The id that a message is stored under.
-fn letter_id(env: &Env, letter: &Letter) -> Uuid {
-    match letter {
-        Letter::Lock { lock, ticket, .. } => grant_id(lock, *ticket),
+fn message_id(env: &Env, body: &MessageBody) -> Uuid {
+    match body {
+        MessageBody::Lock { lock, ticket, .. } => grant_id(lock, *ticket),
         _ => env.uuid(),
     }
 }
@@ -416,7 +421,7 @@ pub(crate) struct Mail(BTreeMap<ExecutionId, Post>);
 
 #[derive(Default)]
 struct Post {
-    letters: Vec<Letter>,
+    bodies: Vec<MessageBody>,
     cancel: Option<String>,
     /// True if the execution has to check its record, because it has changed.
     looks: bool,
@@ -426,15 +431,15 @@ struct Post {
 
 impl Mail {
     /// Adds a message.
-    pub(crate) fn letter(&mut self, id: &ExecutionId, letter: Letter) {
+    pub(crate) fn message(&mut self, id: &ExecutionId, body: MessageBody) {
         let post = self.0.entry(id.clone()).or_default();
-        post.letters.push(letter);
+        post.bodies.push(body);
         post.is_needed = true;
     }
 
     /// Adds a message that is dropped if the execution has ended.
-    pub(crate) fn notice(&mut self, id: &ExecutionId, letter: Letter) {
-        self.0.entry(id.clone()).or_default().letters.push(letter);
+    pub(crate) fn notice(&mut self, id: &ExecutionId, body: MessageBody) {
+        self.0.entry(id.clone()).or_default().bodies.push(body);
     }
 
     /// Makes an execution commit soon, so that it notices that a lock was taken away. A waiting execution runs for
@@ -446,10 +451,10 @@ impl Mail {
     /// Adds the notices about a lock.
     pub(crate) fn notices(&mut self, Notices { lock, to }: Notices) {
         for (id, notice) in to {
-            let letter = |ticket, refused| Letter::Lock { lock: lock.clone(), ticket, refused };
+            let body = |ticket, refused| MessageBody::Lock { lock: lock.clone(), ticket, refused };
             match notice {
-                Notice::Granted(ticket) => self.letter(&id, letter(ticket, None)),
-                Notice::Refused(ticket, why) => self.letter(&id, letter(ticket, Some(why))),
+                Notice::Granted(ticket) => self.message(&id, body(ticket, None)),
+                Notice::Refused(ticket, why) => self.message(&id, body(ticket, Some(why))),
                 Notice::TakenAway => self.look(&id),
             }
         }
@@ -468,7 +473,7 @@ impl Mail {
     /// records of executions that ride on the commit are left to those executions.
     pub(crate) async fn parts(
         self,
-        engine: &Arc<Inner>,
+        engine: &Arc<EngineInner>,
         from_store: bool,
         boards: &BTreeSet<ExecutionId>,
     ) -> Result<Vec<Part>> {
@@ -476,8 +481,8 @@ impl Mail {
         for (id, post) in self.0 {
             let boarding = engine.resident(&id).filter(|_| boards.contains(&id));
             if let Some(rev) = boarding.and_then(|run| run.with(|state| state.known.rev())) {
-                if !post.letters.is_empty() {
-                    parts.push(engine.deliveries(&id, Target::Running(rev), post.letters));
+                if !post.bodies.is_empty() {
+                    parts.push(engine.deliveries(&id, Target::Running(rev), post.bodies));
                 }
                 continue;
             }
@@ -494,8 +499,8 @@ impl Mail {
     }
 }
 
-impl Inner {
-    async fn posted(self: &Arc<Inner>, id: &ExecutionId, post: &Post, from_store: bool) -> Result<Vec<Part>> {
+impl EngineInner {
+    async fn posted(self: &Arc<EngineInner>, id: &ExecutionId, post: &Post, from_store: bool) -> Result<Vec<Part>> {
         let mut parts = Vec::new();
         if post.looks && post.cancel.is_none() {
             parts.push(self.looking(id).await?);
@@ -504,13 +509,13 @@ impl Inner {
             // The end of the parent cancels it, so the parent is not notified.
             parts.extend(self.cancelling(id, reason, false).await?);
         }
-        if !post.letters.is_empty() {
+        if !post.bodies.is_empty() {
             let target = match self.target(id, from_store || !parts.is_empty()).await? {
                 // An earlier part makes it running already.
                 Target::Resting(_, rev) if !parts.is_empty() => Target::Running(rev),
                 target => target,
             };
-            parts.push(self.deliveries(id, target, post.letters.clone()));
+            parts.push(self.deliveries(id, target, post.bodies.clone()));
         }
         Ok(parts)
     }

@@ -13,11 +13,11 @@ use crate::node::{SHARD, shard_key};
 use crate::record::Record;
 use crate::store::{Commit, ErrorKind, Item, Key, Outcome, Range, Rev, Space, StoreError, Timestamp, View};
 use crate::workflow::definition::Definition;
-use crate::workflow::engine::{Inner, News};
-use crate::workflow::run::{Next, Probation, RECORD, Run, Stop};
+use crate::workflow::engine::{EngineInner, News};
+use crate::workflow::run::{NextState, Probation, RECORD, Run, Stop};
 use crate::workflow::stored::keys::read_count;
 use crate::workflow::stored::listed::{read_by_status, read_end};
-use crate::workflow::stored::record::{Execution, Status, Supersede};
+use crate::workflow::stored::record::{Execution, StoredStatus, Supersede};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
 /// How many executions are read at once when the engine starts.
@@ -31,7 +31,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 const DOUBTS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 
 /// An execution that was running, or due, when the engine started.
-struct Left {
+struct LeftExecution {
     id: ExecutionId,
     /// The key whose value counts how often it was loaded.
     key: Key,
@@ -48,7 +48,7 @@ struct Ready {
 /// Continues everything that was running or due in the view. Executions that an earlier engine loaded and that made no
 /// progress are suspects: one of them may have crashed the process. They are loaded a few at a time, fewer each time,
 /// and in the end alone, so that the others are not counted together with the cause of the crash.
-pub(crate) async fn recover(engine: Weak<Inner>, before: View) {
+pub(crate) async fn recover(engine: Weak<EngineInner>, before: View) {
     let Some(shards) = engine.upgrade().map(|inner| inner.node.owned()) else { return };
     let mut suspects = Vec::new();
     for overdue in [false, true] {
@@ -56,30 +56,31 @@ pub(crate) async fn recover(engine: Weak<Inner>, before: View) {
         for shard in &shards {
             let Some(mut rest) = engine.upgrade().map(|inner| inner.left(*shard, overdue).1) else { return };
             while let Some(left) = next_left(&engine, &before, *shard, overdue, &mut rest).await {
-                let (new, others): (Vec<Left>, Vec<Left>) = left.into_iter().partition(|left| left.count() == 0);
+                let (new, others): (Vec<LeftExecution>, Vec<LeftExecution>) =
+                    left.into_iter().partition(|left| left.count() == 0);
                 suspects.extend(others);
                 fresh.extend(new);
                 if fresh.len() >= BATCH {
                     let Some(inner) = engine.upgrade() else { return };
-                    inner.take_up(fresh.drain(..BATCH).collect(), None).await;
+                    inner.load_left(fresh.drain(..BATCH).collect(), None).await;
                 }
             }
         }
         let Some(inner) = engine.upgrade() else { return };
-        inner.take_up(fresh, None).await;
+        inner.load_left(fresh, None).await;
     }
     drop(before);
     if let Some(inner) = engine.upgrade() {
         inner.found.send_replace(true);
     }
-    suspects.sort_by_key(Left::count);
+    suspects.sort_by_key(LeftExecution::count);
     while !suspects.is_empty() {
         let Some(inner) = engine.upgrade() else { return };
         let count = suspects[0].count();
         let together = suspects.iter().take_while(|left| left.count() == count).count();
         let group = suspects.drain(..together.min(inner.group(count))).collect();
         let (probation, mut passed) = tokio::sync::mpsc::channel::<()>(1);
-        inner.take_up(group, Some(probation)).await;
+        inner.load_left(group, Some(probation)).await;
         let mut patience = inner.store.env().sleep(PATIENCE);
         drop(inner);
         std::future::poll_fn(|context| match passed.poll_recv(context) {
@@ -93,12 +94,12 @@ pub(crate) async fn recover(engine: Weak<Inner>, before: View) {
 /// The next executions that an earlier engine left in a shard; retries as long as the store is unavailable. `None` if
 /// there are no more, or if this engine no longer owns the shard.
 async fn next_left(
-    engine: &Weak<Inner>,
+    engine: &Weak<EngineInner>,
     before: &View,
     shard: u16,
     overdue: bool,
     rest: &mut Range,
-) -> Option<Vec<Left>> {
+) -> Option<Vec<LeftExecution>> {
     loop {
         let inner = engine.upgrade().filter(|inner| !inner.is_stopped() && inner.node.owned().contains(&shard))?;
         match inner.left_page(before, shard, overdue, rest).await {
@@ -119,7 +120,7 @@ async fn next_left(
 
 /// Whenever a commit had no answer, looks for executions that the commit made running and that are not loaded: soon,
 /// and again when everything in flight has landed or is lost.
-pub(crate) async fn doubt(engine: Weak<Inner>) {
+pub(crate) async fn doubt(engine: Weak<EngineInner>) {
     loop {
         let Some(inner) = engine.upgrade() else { return };
         let doubted = inner.node.doubted();
@@ -139,13 +140,13 @@ pub(crate) async fn doubt(engine: Weak<Inner>) {
     }
 }
 
-impl Left {
-    fn new(key: Key, item: Item, overdue: bool) -> Option<Left> {
-        let id = Left::id(&key, overdue);
+impl LeftExecution {
+    fn new(key: Key, item: Item, overdue: bool) -> Option<LeftExecution> {
+        let id = LeftExecution::id(&key, overdue);
         if id.is_none() {
             tracing::error!(%key, "the key is damaged and is skipped");
         }
-        Some(Left { id: id?, key, item })
+        Some(LeftExecution { id: id?, key, item })
     }
 
     /// The execution that a key belongs to.
@@ -165,17 +166,17 @@ impl Left {
 pub(crate) struct Wake;
 
 impl Keeper for Wake {
-    type Engine = Inner;
+    type Engine = EngineInner;
 
-    fn alarms(engine: &Inner) -> &Arc<Alarms> {
+    fn alarms(engine: &EngineInner) -> &Arc<Alarms> {
         &engine.timers
     }
 
-    async fn ring(engine: &Arc<Inner>, due: Vec<Due>, damaged: Vec<Key>) -> bool {
+    async fn ring(engine: &Arc<EngineInner>, due: Vec<Due>, damaged: Vec<Key>) -> bool {
         engine.pass_over_alarms(&damaged);
         for due in due {
-            let taken = engine.pick_up(&due.id).await.or_else(|error| engine.unless_passing(&due.id, error));
-            if taken.is_err() {
+            let loaded = engine.load(&due.id).await.or_else(|error| engine.unless_passing(&due.id, error));
+            if loaded.is_err() {
                 return false;
             }
         }
@@ -183,7 +184,7 @@ impl Keeper for Wake {
     }
 }
 
-impl Inner {
+impl EngineInner {
     /// Sets an execution aside: this program cannot run it. The other executions go on, and callers that wait for the
     /// result are told.
     pub(crate) fn put_aside(&self, id: &ExecutionId, reason: String) {
@@ -218,7 +219,7 @@ impl Inner {
     }
 
     /// Loads running executions that are not in memory, and makes residents check what they may have missed.
-    async fn sweep(self: &Arc<Inner>) -> Result<()> {
+    async fn sweep(self: &Arc<EngineInner>) -> Result<()> {
         let mut residents: Vec<_> = self.residents.lock().values().map(|resident| resident.run.clone()).collect();
         residents.sort_by(|a, b| a.id.cmp(&b.id));
         residents.iter().for_each(|run| run.doubt());
@@ -236,12 +237,12 @@ impl Inner {
         Ok(())
     }
 
-    async fn sweep_shard(self: &Arc<Inner>, shard: u16) -> Result<()> {
+    async fn sweep_shard(self: &Arc<EngineInner>, shard: u16) -> Result<()> {
         let (_, mut rest) = self.left(shard, false);
         while let Some(left) = self.left_page(&self.store.view().await?, shard, false, &mut rest).await? {
             let is_aside = |id: &ExecutionId| self.set_aside.lock().contains_key(id);
             for left in left.into_iter().filter(|left| !self.is_resident(&left.id) && !is_aside(&left.id)) {
-                self.pick_up(&left.id).await.or_else(|error| self.unless_passing(&left.id, error))?;
+                self.load(&left.id).await.or_else(|error| self.unless_passing(&left.id, error))?;
             }
         }
         Ok(())
@@ -254,13 +255,13 @@ impl Inner {
         shard: u16,
         overdue: bool,
         rest: &mut Range,
-    ) -> Result<Option<Vec<Left>>, StoreError> {
+    ) -> Result<Option<Vec<LeftExecution>>, StoreError> {
         let (space, _) = self.left(shard, overdue);
         let Scanned { found, damaged } = scan_around(view, &space, rest, BATCH).await?;
-        damaged.iter().for_each(|key| self.pass_over(key, Left::id(key, overdue)));
+        damaged.iter().for_each(|key| self.pass_over(key, LeftExecution::id(key, overdue)));
         let Some((last, _)) = found.last() else { return Ok(None) };
         *rest = rest.after(last);
-        Ok(Some(found.into_iter().filter_map(|(key, item)| Left::new(key, item, overdue)).collect()))
+        Ok(Some(found.into_iter().filter_map(|(key, item)| LeftExecution::new(key, item, overdue)).collect()))
     }
 
     /// The keys of the executions that an earlier engine left in a shard.
@@ -278,18 +279,18 @@ impl Inner {
     }
 
     /// Loads executions that an earlier engine left, after their loads were counted.
-    async fn take_up(self: &Arc<Inner>, left: Vec<Left>, probation: Option<Probation>) {
+    async fn load_left(self: &Arc<EngineInner>, left: Vec<LeftExecution>, probation: Option<Probation>) {
         if left.is_empty() {
             return;
         }
         loop {
-            match self.take_up_once(&left, &probation).await {
+            match self.load_left_once(&left, &probation).await {
                 Err(error) if error.kind() == ErrorKind::Unavailable && !self.is_stopped() => {
                     self.store.env().sleep(PAUSE).await;
                 }
-                taken => {
+                loaded => {
                     // Errors of a single execution do not get here.
-                    let error = taken.err().filter(|_| !self.is_stopped());
+                    let error = loaded.err().filter(|_| !self.is_stopped());
                     error.iter().for_each(|error| tracing::error!(%error, "executions could not be loaded"));
                     return;
                 }
@@ -297,7 +298,11 @@ impl Inner {
         }
     }
 
-    async fn take_up_once(self: &Arc<Inner>, left: &[Left], probation: &Option<Probation>) -> Result<()> {
+    async fn load_left_once(
+        self: &Arc<EngineInner>,
+        left: &[LeftExecution],
+        probation: &Option<Probation>,
+    ) -> Result<()> {
         // Executions that cannot run here are neither loaded nor counted.
         let mut ready = Vec::with_capacity(left.len());
         for left in left {
@@ -317,8 +322,8 @@ impl Inner {
 
     /// Counts one more load of these executions before they are loaded. Returns the executions not to load: those that
     /// cannot be counted are set aside, and those in a shard of another engine are left to that engine.
-    async fn count<'a>(&self, left: impl Iterator<Item = &'a Left> + Clone) -> Result<BTreeSet<ExecutionId>> {
-        let counted = |left: &Left| {
+    async fn count<'a>(&self, left: impl Iterator<Item = &'a LeftExecution> + Clone) -> Result<BTreeSet<ExecutionId>> {
+        let counted = |left: &LeftExecution| {
             let part = self.node.for_owner(&left.id).at_rev(RECORD, &left.key, left.item.rev);
             part.put(&left.key, left.count().saturating_add(1).to_be_bytes().to_vec())
         };
@@ -349,7 +354,7 @@ impl Inner {
     }
 
     /// Loads an execution whose last commit may still be in flight. A record with a later rev makes that commit fail.
-    pub(crate) async fn pick_up_fenced(self: &Arc<Inner>, id: &ExecutionId) -> Result<()> {
+    pub(crate) async fn load_fenced(self: &Arc<EngineInner>, id: &ExecutionId) -> Result<()> {
         if let (false, Some((execution, rev))) = (self.is_resident(id), self.read(id).await?)
             && !execution.status.is_terminal()
         {
@@ -358,14 +363,14 @@ impl Inner {
             // A refusal means that a commit has landed since, or that this engine is no longer the owner.
             let _ = self.store.commit(part.place(Commit::new()).0).await?;
         }
-        self.pick_up(id).await
+        self.load(id).await
     }
 
     /// Loads an execution in a task of its own, and retries as long as the store is unavailable.
-    pub(crate) fn wake_up(self: &Arc<Inner>, id: &ExecutionId) {
+    pub(crate) fn spawn_load(self: &Arc<EngineInner>, id: &ExecutionId) {
         let (inner, id) = (self.clone(), id.clone());
         self.node.runtime.spawn(async move {
-            while let Err(error) = inner.pick_up(&id).await {
+            while let Err(error) = inner.load(&id).await {
                 if inner.is_stopped() || inner.unless_passing(&id, error).is_ok() {
                     return;
                 }
@@ -375,7 +380,7 @@ impl Inner {
     }
 
     /// Loads an execution, if it is not in memory and has to run.
-    pub(crate) async fn pick_up(self: &Arc<Inner>, id: &ExecutionId) -> Result<()> {
+    pub(crate) async fn load(self: &Arc<EngineInner>, id: &ExecutionId) -> Result<()> {
         if self.is_stopped() || self.idle || !self.node.owns(id) || self.is_missed(id) {
             return Ok(());
         }
@@ -392,7 +397,7 @@ impl Inner {
     }
 
     /// An execution that has to run and can. An execution that cannot run here is set aside.
-    async fn ready(self: &Arc<Inner>, id: &ExecutionId) -> Result<Option<Ready>> {
+    async fn ready(self: &Arc<EngineInner>, id: &ExecutionId) -> Result<Option<Ready>> {
         let found = match self.read(id).await {
             Err(error @ (WorkflowError::Corrupt { .. } | WorkflowError::UnknownVersion { .. })) => {
                 self.put_aside(id, error.to_string());
@@ -405,7 +410,7 @@ impl Inner {
             found => found?,
         };
         let Some((mut execution, rev)) = found else { return Ok(None) };
-        if execution.status.is_terminal() || matches!(execution.status, Status::Parked(_)) {
+        if execution.status.is_terminal() || matches!(execution.status, StoredStatus::Parked(_)) {
             self.unbegun.forget(id);
             return Ok(None);
         }
@@ -416,12 +421,12 @@ impl Inner {
         let now = self.store.env().now().0;
         if execution.is_queued() {
             if execution.timer_us.is_some_and(|timer| timer <= now) {
-                self.time_out_in_line(id, execution, rev);
+                self.time_out_in_queue(id, execution, rev);
             }
             return Ok(None);
         }
         // It is looked at for another reason than its time, or its begin was postponed meanwhile.
-        let is_put_off = execution.status == Status::Waiting && execution.cancel.is_none();
+        let is_put_off = execution.status == StoredStatus::Waiting && execution.cancel.is_none();
         if let Some(begins) = execution.begins_us.filter(|begins| is_put_off && *begins > now) {
             self.timers.set(id, Timestamp(begins));
             return Ok(None);
@@ -440,20 +445,20 @@ impl Inner {
 
     /// Runs an execution, or parks it if it was loaded too often without making progress.
     async fn take_in(
-        self: &Arc<Inner>,
+        self: &Arc<EngineInner>,
         id: &ExecutionId,
         Ready { execution, rev, definition }: Ready,
         count: u32,
         probation: Option<Probation>,
     ) {
-        let run = Run::new(self.clone(), definition, id.clone(), execution, Some(rev)).taken_up(count, probation);
+        let run = Run::new(self.clone(), definition, id.clone(), execution, Some(rev)).loaded(count, probation);
         let run = Arc::new(run);
         if count > self.most_crashes {
             let times = count - 1;
             let reason =
                 format!("it was loaded {times} times, and each time the process ended before it made progress");
             loop {
-                match run.close(Next::Rests(Status::Parked(reason.clone()))).await {
+                match run.close(NextState::Rests(StoredStatus::Parked(reason.clone()))).await {
                     Err(Stop::Failed(error)) if error.kind() == ErrorKind::Unavailable && !self.is_stopped() => {
                         self.store.env().sleep(PAUSE).await;
                     }

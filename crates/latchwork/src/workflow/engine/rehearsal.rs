@@ -15,10 +15,10 @@ use serde_json::Value;
 use crate::workflow::{ExecutionId, Failure};
 
 /// What a mock returns in place of a step's body: JSON or a failure.
-type Given = Result<Value, Failure>;
+type MockResult = Result<Value, Failure>;
 
 /// Replaces the body of a step. Its argument is the number of the attempt.
-pub(crate) type Mock = Arc<dyn Fn(u32) -> Given + Send + Sync>;
+pub(crate) type Mock = Arc<dyn Fn(u32) -> MockResult + Send + Sync>;
 
 /// What a test has requested.
 #[derive(Default)]
@@ -104,7 +104,7 @@ impl Drop for Watchdog {
 const IS_ON: bool = cfg!(feature = "testing");
 
 impl Rehearsal {
-    pub(crate) fn mocked(&self, step: &str, attempt: u32) -> Option<Given> {
+    pub(crate) fn mocked(&self, step: &str, attempt: u32) -> Option<MockResult> {
         if IS_ON { self.mocks.get(step).map(|mock| mock(attempt)) } else { None }
     }
 

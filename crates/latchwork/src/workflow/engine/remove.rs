@@ -9,7 +9,7 @@ use crate::lane::Part;
 use crate::node::alarm::{Alarms, Due, Keeper, alarm_key, read_alarm_key};
 use crate::record::Record;
 use crate::store::{Commit, ErrorKind, Key, Order, Range, Rev, Timestamp};
-use crate::workflow::engine::Inner;
+use crate::workflow::engine::EngineInner;
 use crate::workflow::run::{RECORD, journal_range};
 use crate::workflow::stored::keys::keyed_key;
 use crate::workflow::stored::record::{Execution, Keyed, Removal, next_page};
@@ -19,23 +19,23 @@ use crate::workflow::{ExecutionId, Result};
 const WRITES: usize = 1000;
 
 /// Removes what is due.
-pub(crate) struct Remove;
+pub(crate) struct RemoveDue;
 
-impl Keeper for Remove {
-    type Engine = Inner;
+impl Keeper for RemoveDue {
+    type Engine = EngineInner;
 
-    fn alarms(engine: &Inner) -> &Arc<Alarms> {
+    fn alarms(engine: &EngineInner) -> &Arc<Alarms> {
         &engine.removals
     }
 
-    async fn ring(engine: &Arc<Inner>, due: Vec<Due>, damaged: Vec<Key>) -> bool {
+    async fn ring(engine: &Arc<EngineInner>, due: Vec<Due>, damaged: Vec<Key>) -> bool {
         engine.pass_over_alarms(&damaged);
         engine.remove(&due).await.is_ok()
     }
 }
 
-impl Inner {
-    async fn remove(self: &Arc<Inner>, due: &[Due]) -> Result<()> {
+impl EngineInner {
+    async fn remove(self: &Arc<EngineInner>, due: &[Due]) -> Result<()> {
         match Broom::new(self).remove_all(due).await {
             Ok(true) => return Ok(()),
             Err(error) if error.kind() != ErrorKind::Corrupt => return Err(error),
@@ -54,14 +54,14 @@ impl Inner {
     }
 
     /// Removes an execution that has ended, with all its records, before its due time.
-    pub(crate) async fn purge(self: &Arc<Inner>, id: &ExecutionId) -> Result<()> {
+    pub(crate) async fn purge(self: &Arc<EngineInner>, id: &ExecutionId) -> Result<()> {
         Broom::new(self).until_done(id, None).await
     }
 }
 
 /// Collects removals into commits of a suitable size.
 struct Broom<'a> {
-    engine: &'a Arc<Inner>,
+    engine: &'a Arc<EngineInner>,
     part: Part,
     /// The keys that the commit deletes. Several alarms may delete the same record, and a commit writes a key once.
     gone: HashSet<Key>,
@@ -73,7 +73,7 @@ struct Broom<'a> {
 }
 
 impl<'a> Broom<'a> {
-    fn new(engine: &'a Arc<Inner>) -> Broom<'a> {
+    fn new(engine: &'a Arc<EngineInner>) -> Broom<'a> {
         let (part, gone) = (Part::default(), HashSet::new());
         Broom { engine, part, gone, record: None, is_checked: false, is_refused: false }
     }
@@ -233,7 +233,7 @@ impl<'a> Broom<'a> {
 }
 
 /// The key of an idempotency key, if it belongs to this execution.
-async fn keyed(engine: &Inner, id: &ExecutionId, execution: &Execution, key: &str) -> Result<Option<Key>> {
+async fn keyed(engine: &EngineInner, id: &ExecutionId, execution: &Execution, key: &str) -> Result<Option<Key>> {
     let key = engine.spaces.keys.key(keyed_key(&execution.workflow, key));
     let found = engine.store.view().await?.get(&key).await?;
     let is_its = |value: &[u8]| Keyed::decode(value).is_ok_and(|keyed| keyed.id == **id);

@@ -13,15 +13,15 @@ use crate::json::{self, JsonError};
 use crate::lane::Part;
 use crate::record::Record;
 use crate::store::Timestamp;
-use crate::workflow::admission::{Asked, Started, Stored};
-use crate::workflow::ctx::signal::{Signal, written};
+use crate::workflow::admission::{StartNeeds, Started, StoredStart};
+use crate::workflow::ctx::signal::{SendSignal, written};
 use crate::workflow::definition::{Definition, Workflow};
 use crate::workflow::engine::handle::Handle;
-use crate::workflow::engine::{Engine, Inner, check_name};
+use crate::workflow::engine::{Engine, EngineInner, check_name};
 use crate::workflow::run::{Run, hash_text, largest};
-use crate::workflow::stored::kept::{Delivered, Letter, Message};
+use crate::workflow::stored::kept::{Delivered, Message, MessageBody};
 use crate::workflow::stored::keys::keyed_key;
-use crate::workflow::stored::record::{Attribute, Execution, Keyed, Labels, Status, Supersede, fetch};
+use crate::workflow::stored::record::{Attribute, Execution, Keyed, Labels, StoredStatus, Supersede, fetch};
 use crate::workflow::{Boxed, ExecutionId, Result, WorkflowError};
 
 /// A start that is about to be awaited.
@@ -297,7 +297,7 @@ impl<O: 'static> IntoFuture for Start<O> {
     }
 }
 
-impl Inner {
+impl EngineInner {
     /// Returns the definition of this name, and the input if it can be stored.
     pub(crate) fn accept(&self, name: &str, input: Result<String, JsonError>) -> Result<(Arc<Definition>, String)> {
         let definition = self.definition(name).ok_or_else(|| WorkflowError::NotRegistered { name: name.into() })?;
@@ -313,7 +313,7 @@ impl Inner {
 
 /// Adds a signal to a start.
 fn with_signal(
-    engine: &Inner,
+    engine: &EngineInner,
     id: &ExecutionId,
     mut part: Part,
     (name, payload, signal_id): &(String, String, Option<String>),
@@ -322,7 +322,7 @@ fn with_signal(
     if let Some(signal_id) = signal_id {
         part = part.put(&kept.signal(signal_id), Delivered::signal(name, payload).encode());
     }
-    let body = Letter::Signal { name: name.clone(), payload: payload.clone() };
+    let body = MessageBody::Signal { name: name.clone(), payload: payload.clone() };
     let message = Message { at_us: env.now().0, body };
     part.put(&kept.count(), Vec::new()).put(&kept.message(env.uuid()), message.encode())
 }
@@ -369,7 +369,7 @@ impl UntypedStart {
         let id = self.id.unwrap_or_else(|| inner.store.env().uuid().to_string().into());
         check_name("the id of an execution", &id)?;
         let (join, restart, supersede) = (self.join, self.restart || self.supersede.is_some(), self.supersede);
-        let starting = Starting { inner, id, execution, definition, signal, join, restart, supersede };
+        let starting = CheckedStart { inner, id, execution, definition, signal, join, restart, supersede };
         starting.execution.key.iter().try_for_each(|key| check_name("an idempotency key", key))?;
         match starting.keyed().await? {
             Some(started) => Ok(started),
@@ -379,8 +379,8 @@ impl UntypedStart {
 }
 
 /// A start whose options were checked.
-struct Starting {
-    inner: Arc<Inner>,
+struct CheckedStart {
+    inner: Arc<EngineInner>,
     id: ExecutionId,
     execution: Execution,
     definition: Arc<Definition>,
@@ -391,7 +391,7 @@ struct Starting {
 }
 
 // Every start allocates the future of `execute`. The futures of rare cases are boxed, so that it stays small.
-impl Starting {
+impl CheckedStart {
     async fn start(&self, is_given: bool) -> Result<Started> {
         let inner = &self.inner;
         // Usually no other start uses this id, and there is nothing to wait for. A gathered start need not get its own
@@ -466,20 +466,20 @@ impl Starting {
     }
 
     /// The signal for an execution that was started before.
-    fn signal(&self, id: &ExecutionId) -> Option<Signal> {
+    fn signal(&self, id: &ExecutionId) -> Option<SendSignal> {
         let (name, payload, signal_id) = self.signal.clone()?;
-        Some(Signal { engine: self.inner.clone(), id: id.clone(), name, payload: Ok(payload), signal_id })
+        Some(SendSignal { engine: self.inner.clone(), id: id.clone(), name, payload: Ok(payload), signal_id })
     }
 
     /// Starts the execution, unless the id or the key is taken.
-    async fn first(&self, asked: &Option<Asked>) -> Result<Option<Started>> {
+    async fn first(&self, asked: &Option<StartNeeds>) -> Result<Option<Started>> {
         let (inner, id) = (&self.inner, &self.id);
         let runs = match asked {
             Some(asked) => Box::pin(inner.would_run(&self.definition, asked)).await?,
             None => true,
         };
         let execution = self.execution.clone();
-        if self.signal.is_none() && execution.status == Status::Running && runs {
+        if self.signal.is_none() && execution.status == StoredStatus::Running && runs {
             let (started, answer) = oneshot::channel();
             let run = Run::new(inner.clone(), self.definition.clone(), id.clone(), execution, None);
             if !inner.spawn(Arc::new(run.starting(started).asking(asked.clone()))) {
@@ -495,10 +495,10 @@ impl Starting {
     }
 
     /// Stores the execution, which is not in memory yet.
-    async fn store_first(&self, asked: &Option<Asked>, execution: Execution) -> Result<Option<Started>> {
+    async fn store_first(&self, asked: &Option<StartNeeds>, execution: Execution) -> Result<Option<Started>> {
         let (inner, id) = (&self.inner, &self.id);
         let (engine, receiver, signal) = (inner.clone(), id.clone(), self.signal.clone());
-        let stored = Stored::new(inner, id, move |part| match &signal {
+        let stored = StoredStart::new(inner, id, move |part| match &signal {
             Some(signal) => with_signal(&engine, &receiver, part, signal),
             None => part,
         });

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use crate::lane::{Part, Tag};
 use crate::record::Record;
 use crate::store::{Check, Commit, ErrorKind, Key, Order, Outcome, Range, Write};
-use crate::workflow::admission::Asked;
-use crate::workflow::engine::Inner;
+use crate::workflow::admission::StartNeeds;
+use crate::workflow::engine::EngineInner;
 use crate::workflow::operate::steer::Ending;
 use crate::workflow::stored::keys::keyed_key;
-use crate::workflow::stored::record::{Admission, Execution, Needed, Status, Supersede, fetch};
+use crate::workflow::stored::record::{Admission, Execution, Needed, StoredStatus, Supersede, fetch};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
 /// The records that the old execution left are unchanged.
@@ -26,7 +26,7 @@ const REASON: &str = "another start has taken its place";
 
 impl Execution {
     fn is_parked(&self) -> bool {
-        matches!(self.status, Status::Parked(_))
+        matches!(self.status, StoredStatus::Parked(_))
     }
 
     /// True if it needs the same permits.
@@ -49,13 +49,13 @@ pub(crate) enum Marked {
     Refused,
 }
 
-impl Inner {
+impl EngineInner {
     /// Makes a start take the place of the execution with its id. Returns whether there was one that had not ended.
     pub(crate) async fn take_place(
-        self: &Arc<Inner>,
+        self: &Arc<EngineInner>,
         id: &ExecutionId,
         successor: &Execution,
-        asked: Option<&Asked>,
+        asked: Option<&StartNeeds>,
         how: Supersede,
     ) -> Result<bool> {
         loop {
@@ -102,7 +102,7 @@ impl Inner {
 
     /// Marks an execution whose place another one takes.
     pub(crate) async fn supersede(
-        self: &Arc<Inner>,
+        self: &Arc<EngineInner>,
         id: &ExecutionId,
         successor: &Execution,
         how: Supersede,
@@ -126,8 +126,8 @@ impl Inner {
         }
         let part = part.put(&self.kept(id).successor(), successor.encode());
         let mut marked = Execution { superseded: Some(how), ..before.clone() };
-        if how == Supersede::Cancel && marked.status == Status::Waiting {
-            (marked.status, marked.waits) = (Status::Running, Vec::new());
+        if how == Supersede::Cancel && marked.status == StoredStatus::Waiting {
+            (marked.status, marked.waits) = (StoredStatus::Running, Vec::new());
         }
         if how == Supersede::Cancel {
             marked.cancel = marked.cancel.or(Some(REASON.into()));
@@ -138,8 +138,8 @@ impl Inner {
             if let Some(run) = engine.resident(&id) {
                 run.cancelled(rev, landing.last(), marked);
             }
-            if before.status == Status::Waiting {
-                engine.wake_up(&id);
+            if before.status == StoredStatus::Waiting {
+                engine.spawn_load(&id);
             }
         });
         Ok(self.send(part).await?.map_or(Marked::Refused, |_| Marked::Ends))
@@ -147,7 +147,7 @@ impl Inner {
 
     /// Ends a parked execution as cancelled and puts another one in its place. It runs no code, so there is no cleanup
     /// to wait for. Returns whether that was done; an operator may have resumed it meanwhile.
-    async fn replace_parked(self: &Arc<Inner>, id: &ExecutionId, successor: &Execution) -> Result<bool> {
+    async fn replace_parked(self: &Arc<EngineInner>, id: &ExecutionId, successor: &Execution) -> Result<bool> {
         let view = self.store.view().await?;
         let (mut before, rev) = self.known(id).await?;
         let is_same = before.workflow == successor.workflow && before.needs_as(successor);
@@ -157,7 +157,7 @@ impl Inner {
             return Ok(false);
         }
         before.superseded = before.superseded.or(Some(Supersede::Cancel));
-        let status = Status::Cancelled(before.cancel.clone().unwrap_or_else(|| REASON.into()));
+        let status = StoredStatus::Cancelled(before.cancel.clone().unwrap_or_else(|| REASON.into()));
         for is_large in [false, true] {
             let before = before.clone();
             let ending = Ending { before, rev, status: &status, successor: Some(successor), is_large };
@@ -171,7 +171,7 @@ impl Inner {
 
     /// Marks an execution that cannot be ended in the same commit: it is in memory, or waits in a queue.
     pub(crate) async fn mark_if_need_be(
-        self: &Arc<Inner>,
+        self: &Arc<EngineInner>,
         id: &ExecutionId,
         successor: Option<&Execution>,
     ) -> Result<Option<Marked>> {
@@ -185,7 +185,7 @@ impl Inner {
     /// The record that replaces the record of an execution in the commit that ends it, if another one takes its place.
     /// Adds to `parts` what the commit has to hold for that.
     pub(crate) async fn succession(
-        self: &Arc<Inner>,
+        self: &Arc<EngineInner>,
         id: &ExecutionId,
         before: &Execution,
         parts: &mut Vec<Part>,
@@ -211,7 +211,7 @@ impl Inner {
         let gone = gone.0.iter().chain(&key).chain(&its_parent).filter(|key| !written.contains(key));
         let part = gone.fold(part, Part::delete);
         let (engine, follows) = (self.clone(), id.clone());
-        parts.push(part.then(move |_| engine.wake_up(&follows)));
+        parts.push(part.then(move |_| engine.spawn_load(&follows)));
         let mut admission = before.admission.clone();
         admission.iter_mut().for_each(|admission| admission.gathers = None);
         Ok(Some(Execution { run: before.run + 1, admission, ..first }))
@@ -245,7 +245,7 @@ impl Inner {
     }
 
     /// Ends an execution that an earlier process marked for termination and did not end.
-    pub(crate) fn end_superseded(self: &Arc<Inner>, id: &ExecutionId) {
+    pub(crate) fn end_superseded(self: &Arc<EngineInner>, id: &ExecutionId) {
         let (engine, id) = (self.clone(), id.clone());
         self.node.runtime.spawn(async move {
             match engine.terminate_now(&id, REASON, None, true).await {

@@ -9,28 +9,28 @@ use serde::{Deserialize, Serialize};
 /// A branch of the code: for each fork on the way to it, the number of the fork and the index of the branch. The
 /// workflow function itself is the branch with an empty path.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
-pub(crate) struct Path(Option<Arc<[(u32, u32)]>>);
+pub(crate) struct BranchPath(Option<Arc<[(u32, u32)]>>);
 
 /// The place of an operation. In the order of places, the operations of one branch are consecutive.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct Place {
-    pub(crate) branch: Path,
+    pub(crate) branch: BranchPath,
     /// Counted from 0.
     pub(crate) number: u32,
 }
 
-impl Path {
+impl BranchPath {
     pub(crate) fn steps(&self) -> &[(u32, u32)] {
         self.0.as_deref().unwrap_or_default()
     }
 
     /// A branch of a fork in this branch.
-    pub(crate) fn fork(&self, number: u32, branch: u32) -> Path {
-        Path(Some(self.steps().iter().copied().chain([(number, branch)]).collect()))
+    pub(crate) fn fork(&self, number: u32, branch: u32) -> BranchPath {
+        BranchPath(Some(self.steps().iter().copied().chain([(number, branch)]).collect()))
     }
 
     /// True if this is the other branch, or was forked within it.
-    pub(crate) fn is_within(&self, other: &Path) -> bool {
+    pub(crate) fn is_within(&self, other: &BranchPath) -> bool {
         self.steps().starts_with(other.steps())
     }
 
@@ -51,12 +51,12 @@ impl Path {
 
 impl Place {
     /// A branch of the fork at this place.
-    pub(crate) fn fork(&self, branch: usize) -> Path {
+    pub(crate) fn fork(&self, branch: usize) -> BranchPath {
         self.branch.fork(self.number, branch as u32)
     }
 
     /// The index of the branch of this fork that `branch` is, or is within.
-    pub(crate) fn beside(&self, branch: &Path) -> Option<usize> {
+    pub(crate) fn beside(&self, branch: &BranchPath) -> Option<usize> {
         let (number, which) = branch.steps().strip_prefix(self.branch.steps())?.first()?;
         (*number == self.number).then_some(*which as usize)
     }
@@ -74,18 +74,18 @@ impl Place {
         let number = u32::from_be_bytes(rest.try_into().ok()?);
         let four = |bytes: &[u8]| bytes.try_into().map_or(0, u32::from_be_bytes);
         let steps: Arc<[_]> = steps.chunks_exact(8).map(|step| (four(&step[..4]), four(&step[4..]))).collect();
-        let branch = Path((!steps.is_empty()).then_some(steps));
+        let branch = BranchPath((!steps.is_empty()).then_some(steps));
         Some(Place { branch, number })
     }
 }
 
-impl fmt::Display for Path {
+impl fmt::Display for BranchPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.steps().iter().try_for_each(|(number, branch)| write!(f, "{number}.{branch}/"))
     }
 }
 
-impl fmt::Debug for Path {
+impl fmt::Debug for BranchPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "\"{self}\"")
     }
@@ -97,18 +97,18 @@ impl fmt::Display for Place {
     }
 }
 
-impl FromStr for Path {
+impl FromStr for BranchPath {
     type Err = ();
 
     /// Reads what `Display` writes.
-    fn from_str(text: &str) -> Result<Path, ()> {
+    fn from_str(text: &str) -> Result<BranchPath, ()> {
         let step = |text: &str| {
             let (number, branch) = text.split_once('.')?;
             Some((number.parse().ok()?, branch.parse().ok()?))
         };
         let steps: Option<Vec<(u32, u32)>> = text.split_terminator('/').map(step).collect();
         let steps = steps.ok_or(())?;
-        Ok(Path((!steps.is_empty()).then(|| steps.into())))
+        Ok(BranchPath((!steps.is_empty()).then(|| steps.into())))
     }
 }
 
@@ -130,8 +130,8 @@ mod tests {
 
     #[test]
     fn a_place_is_read_as_it_was_written() {
-        let deep = Path::default().fork(3, 1).fork(0, 12).at(7);
-        for place in [Path::default().at(0), deep.clone()] {
+        let deep = BranchPath::default().fork(3, 1).fork(0, 12).at(7);
+        for place in [BranchPath::default().at(0), deep.clone()] {
             let mut key = Vec::new();
             place.branch.write(&mut key);
             key.extend_from_slice(&place.number.to_be_bytes());

@@ -12,22 +12,22 @@ use crate::store::Timestamp;
 use crate::workflow::ctx::step::read_failure;
 use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::journal::place::Place;
-use crate::workflow::run::{Doing, Effect, Listed, Run, Stop};
+use crate::workflow::run::{Doing, OpEffect, OpInProgress, Run, Stop};
 use crate::workflow::stored::record::{Entry, EntryState, Kind, WaitsFor, failure_text};
 use crate::workflow::{Failure, Result};
 
 /// An operation that the code calls.
-pub(crate) struct Call<'a> {
+pub(crate) struct OpCall<'a> {
     pub(crate) kind: Kind,
     pub(crate) name: &'a str,
     /// A hash of its arguments.
     pub(crate) argument: u64,
 }
 
-impl<'a> Call<'a> {
+impl<'a> OpCall<'a> {
     /// A wait with a time limit.
-    pub(crate) fn timed(kind: Kind, name: &'a str, timeout: Option<Duration>) -> Call<'a> {
-        Call { kind, name, argument: timeout.map_or(0, |timeout| hash(&(timeout.as_micros() as u64))) }
+    pub(crate) fn timed(kind: Kind, name: &'a str, timeout: Option<Duration>) -> OpCall<'a> {
+        OpCall { kind, name, argument: timeout.map_or(0, |timeout| hash(&(timeout.as_micros() as u64))) }
     }
 
     pub(crate) fn entry(&self, since: Timestamp, state: EntryState) -> Entry {
@@ -50,7 +50,7 @@ impl Ctx {
     pub(crate) async fn replay<'a, T, F>(
         &'a self,
         what: WaitsFor,
-        call: Call<'_>,
+        call: OpCall<'_>,
         anew: impl FnOnce(Journaled<'a>) -> F,
     ) -> Result<T, Failure>
     where
@@ -64,7 +64,7 @@ impl Ctx {
     pub(crate) async fn replay_as<'a, T, F>(
         &'a self,
         what: WaitsFor,
-        call: Call<'_>,
+        call: OpCall<'_>,
         read: impl FnOnce(&Journaled<'a>, &str) -> serde_json::Result<T>,
         anew: impl FnOnce(Journaled<'a>) -> F,
     ) -> Result<T, Failure>
@@ -97,9 +97,9 @@ impl Ctx {
         &self,
         kind: Kind,
         name: &str,
-        choose: impl FnOnce(&Run) -> (T, Option<Effect>),
+        choose: impl FnOnce(&Run) -> (T, Option<OpEffect>),
     ) -> T {
-        let call = Call { kind, name, argument: 0 };
+        let call = OpCall { kind, name, argument: 0 };
         let chosen = self.replay(WaitsFor::Store, call, |operation| async move {
             let (value, effect) = choose(&self.run);
             operation.done_with(&value, effect);
@@ -117,7 +117,7 @@ impl Ctx {
         F: Future<Output = T>,
     {
         let here = self.begins().await;
-        let doing = Listed(Doing::begin(&self.run, what, Some(here.path.clone())).shielded(self.is_shielded));
+        let doing = OpInProgress(Doing::begin(&self.run, what, Some(here.path.clone())).shielded(self.is_shielded));
         if self.run.engine.rehearsal.is_strict() {
             tokio::task::yield_now().await;
         }
@@ -153,7 +153,7 @@ impl Ctx {
     }
 
     /// An operation with its place and its entry in the journal.
-    pub(crate) async fn journaled(&self, call: &Call<'_>, doing: Doing) -> Journaled<'_> {
+    pub(crate) async fn journaled(&self, call: &OpCall<'_>, doing: Doing) -> Journaled<'_> {
         let (place, found) = self.take(call).await;
         let is_new = found.is_none();
         let entry = found.unwrap_or_else(|| call.entry(self.run.env().now(), EntryState::Begun));
@@ -162,7 +162,7 @@ impl Ctx {
 
     /// The place of the next operation, and its entry in the journal. An entry of another operation parks the
     /// execution.
-    pub(crate) async fn take(&self, call: &Call<'_>) -> (Place, Option<Entry>) {
+    pub(crate) async fn take(&self, call: &OpCall<'_>) -> (Place, Option<Entry>) {
         let here = self.here();
         if let Err(stop) = here.read_ahead(&self.run).await {
             return self.run.stop_for(stop).await;
@@ -172,7 +172,7 @@ impl Ctx {
             return std::future::pending().await;
         }
         let (place, found) = here.next();
-        let Call { kind, name, argument } = call;
+        let OpCall { kind, name, argument } = call;
         if let Some(step) = here.announced().filter(|step| (*kind, *name) != (Kind::Step, &**step)) {
             let reason = format!("the key of step {step:?} was asked for, and the next operation is {kind} {name:?}");
             return self.run.park(reason).await;
@@ -210,7 +210,7 @@ impl Journaled<'_> {
     }
 
     /// Keeps its result for the next commit, with an effect of that commit.
-    pub(crate) fn ends(&self, state: EntryState, effect: Option<Effect>) {
+    pub(crate) fn ends(&self, state: EntryState, effect: Option<OpEffect>) {
         self.run().put_with(&self.place, Entry { state, ..self.entry.clone() }, effect);
     }
 
@@ -219,7 +219,7 @@ impl Journaled<'_> {
         self.done_with(value, None);
     }
 
-    pub(crate) fn done_with(&self, value: &impl Serialize, effect: Option<Effect>) {
+    pub(crate) fn done_with(&self, value: &impl Serialize, effect: Option<OpEffect>) {
         let text = serde_json::to_string(value).expect("the result of an operation can be written as JSON");
         self.ends(EntryState::Done(text), effect);
     }

@@ -6,7 +6,7 @@ use futures_util::{StreamExt, stream};
 use serde::Serialize;
 
 use crate::workflow::engine::Engine;
-use crate::workflow::operate::filter::Filter;
+use crate::workflow::operate::filter::ExecutionFilter;
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
 /// How many executions are read at once, and how many are changed at once.
@@ -21,7 +21,7 @@ const TOLD: usize = 1000;
 #[must_use = "nothing is done until an operation is called"]
 pub struct Bulk {
     engine: Engine,
-    filter: Filter,
+    filter: ExecutionFilter,
     is_dry: bool,
     operation: Option<String>,
 }
@@ -46,15 +46,15 @@ impl Engine {
     /// Does the same to all executions that a filter selects and that exist by now.
     ///
     /// ```
-    /// # use latchwork::workflow::{Engine, Filter, Status, Result};
+    /// # use latchwork::workflow::{Engine, ExecutionFilter, Status, Result};
     /// # async fn example(engine: Engine) -> Result<()> {
-    /// let parked = Filter::new().workflow("order").is(Status::Parked);
+    /// let parked = ExecutionFilter::new().workflow("order").is(Status::Parked);
     /// let report = engine.bulk(parked.clone()).dry_run().retry().await?;
     /// println!("this would have {} executions try again", report.matched);
     /// engine.bulk(parked).retry().await?;
     /// # Ok(()) }
     /// ```
-    pub fn bulk(&self, filter: Filter) -> Bulk {
+    pub fn bulk(&self, filter: ExecutionFilter) -> Bulk {
         Bulk { engine: self.clone(), filter, is_dry: false, operation: None }
     }
 }

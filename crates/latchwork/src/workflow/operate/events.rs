@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::store::{Order, Timestamp};
 use crate::workflow::engine::Engine;
-use crate::workflow::journal::place::{Path, Place};
+use crate::workflow::journal::place::{BranchPath, Place};
 use crate::workflow::operate::executions::Executions;
 use crate::workflow::operate::history::{Operation, read_entry};
 use crate::workflow::stored::keys::{journal_key, run_key};
@@ -72,7 +72,7 @@ impl Operations {
         let view = stored.store.view().await?;
         let (spaces, execution, changed) = stored.read(&view, &id).await?;
         let key = |place: &Place| spaces.journal.key(journal_key(&id, execution.run, place));
-        let mut found: Found = BTreeMap::new();
+        let mut found: EntriesByKey = BTreeMap::new();
         let mut intents: Vec<(Place, Entry, Timestamp)> = Vec::new();
         let mut range = spaces.journal.prefix(run_key(&id, execution.run));
         if let Some(after) = &after {
@@ -84,7 +84,7 @@ impl Operations {
             }
             range = range.after(&key);
         } else if let Some(first) = execution.intent.clone().and_then(Intent::into_entry) {
-            intents.push((Path::default().at(0), first, changed));
+            intents.push((BranchPath::default().at(0), first, changed));
         }
         for (key, item) in view.scan(&range, Order::Ascending, limit + 1).await? {
             let (place, entry, next) = read_entry(&id, &key, &item.value)?;
@@ -110,7 +110,7 @@ impl Operations {
 }
 
 /// Operations in the order of their keys.
-type Found = BTreeMap<crate::store::Key, (Place, Entry, Timestamp)>;
+type EntriesByKey = BTreeMap<crate::store::Key, (Place, Entry, Timestamp)>;
 
 impl IntoFuture for Operations {
     type Output = Result<OperationsPage>;

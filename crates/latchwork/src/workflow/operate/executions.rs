@@ -7,21 +7,21 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::store::{Order, Store, Timestamp, View};
-use crate::workflow::admission::PlaceInLine;
-use crate::workflow::engine::{Engine, Inner, Spaces};
+use crate::workflow::admission::QueuePosition;
+use crate::workflow::engine::{Engine, EngineInner, EngineSpaces};
 use crate::workflow::operate::history::{ExecutionState, value};
 use crate::workflow::stored::kept::Kept;
 use crate::workflow::stored::record::{Attribute, Close, Execution, Wait, fetch_execution};
-use crate::workflow::{ExecutionId, Filter, List, Operations, Result, Why, WorkflowError};
+use crate::workflow::{ExecutionFilter, ExecutionId, List, Operations, Result, Why, WorkflowError};
 
 /// The executions in a store, without an engine that runs them: on [`Store::open_read_only`], for instance.
 ///
 /// ```
 /// # use latchwork::store::Store;
-/// # use latchwork::workflow::{Executions, Filter, Status, Result};
+/// # use latchwork::workflow::{Executions, ExecutionFilter, Status, Result};
 /// # async fn example() -> Result<()> {
 /// let executions = Executions::on(&Store::open_read_only("./data").await?).await?;
-/// for parked in executions.list(Filter::new().is(Status::Parked)).await?.executions {
+/// for parked in executions.list(ExecutionFilter::new().is(Status::Parked)).await?.executions {
 ///     println!("{} {:?}", parked.id, executions.describe(&parked.id).await?.input);
 /// }
 /// # Ok(()) }
@@ -30,7 +30,7 @@ use crate::workflow::{ExecutionId, Filter, List, Operations, Result, Why, Workfl
 pub struct Executions {
     pub(crate) store: Store,
     /// `None` if no engine has ever opened the store.
-    pub(crate) spaces: Option<Spaces>,
+    pub(crate) spaces: Option<EngineSpaces>,
 }
 
 /// Everything that is known of an execution except its operations.
@@ -84,11 +84,11 @@ pub struct Description {
 impl Executions {
     /// The executions in a store.
     pub async fn on(store: &Store) -> Result<Executions> {
-        Ok(Executions { store: store.clone(), spaces: Spaces::find(store).await? })
+        Ok(Executions { store: store.clone(), spaces: EngineSpaces::find(store).await? })
     }
 
     /// Lists executions by their state, waits and labels, as [`Engine::list`] does.
-    pub fn list(&self, filter: Filter) -> List {
+    pub fn list(&self, filter: ExecutionFilter) -> List {
         List::new(self.clone(), filter)
     }
 
@@ -119,14 +119,14 @@ impl Executions {
         let (id, view) = (id.into(), self.store.view().await?);
         let (spaces, execution, changed) = self.read(&view, &id).await?;
         let queue = match &spaces.limits {
-            Some(gates) => PlaceInLine::of(gates, &view, &id, &execution).await?,
+            Some(gates) => QueuePosition::of(gates, &view, &id, &execution).await?,
             None => None,
         };
         Ok(Why { queue, ..Why::stored(id, execution, changed) })
     }
 
     /// An execution that must exist, and when its record was last changed.
-    pub(crate) async fn read(&self, view: &View, id: &ExecutionId) -> Result<(&Spaces, Execution, Timestamp)> {
+    pub(crate) async fn read(&self, view: &View, id: &ExecutionId) -> Result<(&EngineSpaces, Execution, Timestamp)> {
         let missing = || WorkflowError::NotFound { id: id.clone() };
         let spaces = self.spaces.as_ref().ok_or_else(missing)?;
         let (execution, item) = fetch_execution(view, &spaces.executions, id).await?.ok_or_else(missing)?;
@@ -136,7 +136,7 @@ impl Executions {
 
 shown!(Executions, _it => );
 
-impl Inner {
+impl EngineInner {
     /// The executions in this engine's store, for reading.
     pub(crate) fn stored(&self) -> Executions {
         Executions { store: self.store.clone(), spaces: Some(self.spaces.clone()) }

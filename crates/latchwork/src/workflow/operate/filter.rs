@@ -6,7 +6,7 @@ use std::ops::{Bound, RangeBounds};
 use serde::{Deserialize, Serialize};
 
 use crate::store::Timestamp;
-use crate::workflow::operate::seek::{Prefix, Reader, Stream, Union, successor};
+use crate::workflow::operate::seek::{ListReader, Prefix, Stream, Union, successor};
 use crate::workflow::operate::status::Status;
 use crate::workflow::stored::listed::{by_attribute, by_status, by_tag, by_value, by_wait};
 use crate::workflow::stored::record::{Attribute, Execution, WaitsFor};
@@ -18,34 +18,34 @@ const LONGEST: usize = 1024;
 /// Selects the executions that meet all conditions. Without conditions, it selects all executions.
 ///
 /// ```
-/// use latchwork::workflow::{Filter, Status};
+/// use latchwork::workflow::{ExecutionFilter, Status};
 ///
-/// let late = Filter::new().workflow("order").is(Status::Waiting).tag("vip").at_least("price", 100);
+/// let late = ExecutionFilter::new().workflow("order").is(Status::Waiting).tag("vip").at_least("price", 100);
 /// ```
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Filter {
+pub struct ExecutionFilter {
     workflows: BTreeSet<String>,
     is: BTreeSet<Status>,
     waits: Vec<WaitsFor>,
     tags: BTreeSet<String>,
     attributes: Vec<(String, Attribute)>,
-    limits: Vec<Limit>,
+    limits: Vec<AttributeBound>,
     from_us: u64,
     to_us: Option<u64>,
 }
 
 /// The condition that an attribute is on one side of a value.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Limit {
+struct AttributeBound {
     name: String,
-    side: Side,
+    side: BoundSide,
     value: Attribute,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Side {
+enum BoundSide {
     AtLeast,
     Above,
     AtMost,
@@ -59,91 +59,91 @@ pub(crate) struct Values {
     end: Vec<u8>,
 }
 
-impl Limit {
+impl AttributeBound {
     /// The keys of the selected values, which are all of the same kind.
     fn keys(&self) -> (Vec<u8>, Vec<u8>) {
         let value = by_value(&self.name, &self.value);
         let kind = &value[..=by_attribute(&self.name).len()];
         match self.side {
-            Side::AtLeast => (value.clone(), successor(kind)),
-            Side::Above => (successor(&value), successor(kind)),
-            Side::AtMost => (kind.to_vec(), successor(&value)),
-            Side::Below => (kind.to_vec(), value),
+            BoundSide::AtLeast => (value.clone(), successor(kind)),
+            BoundSide::Above => (successor(&value), successor(kind)),
+            BoundSide::AtMost => (kind.to_vec(), successor(&value)),
+            BoundSide::Below => (kind.to_vec(), value),
         }
     }
 }
 
 impl Values {
     /// The keys of these values, in order.
-    pub(crate) fn stream(&self, reader: &Reader<'_>) -> Stream {
+    pub(crate) fn stream(&self, reader: &ListReader<'_>) -> Stream {
         Stream::new(reader.listed(by_attribute(&self.name)), self.start.clone(), self.end.clone())
     }
 }
 
-impl Filter {
+impl ExecutionFilter {
     /// Selects all executions.
-    pub fn new() -> Filter {
-        Filter::default()
+    pub fn new() -> ExecutionFilter {
+        ExecutionFilter::default()
     }
 
     /// Selects executions of this workflow; after several calls, of any of these workflows.
-    pub fn workflow(mut self, name: impl Into<String>) -> Filter {
+    pub fn workflow(mut self, name: impl Into<String>) -> ExecutionFilter {
         self.workflows.insert(name.into());
         self
     }
 
     /// Selects executions of this status; after several calls, of any of these.
-    pub fn is(mut self, is: Status) -> Filter {
+    pub fn is(mut self, is: Status) -> ExecutionFilter {
         self.is.insert(is);
         self
     }
 
     /// Selects executions that wait for this, out of memory; after several calls, for any of these. [`WaitsFor::Timer`]
     /// selects those that are [`Status::Asleep`].
-    pub fn waits_for(mut self, what: WaitsFor) -> Filter {
+    pub fn waits_for(mut self, what: WaitsFor) -> ExecutionFilter {
         self.waits.push(what);
         self
     }
 
     /// Selects executions that have this tag; after several calls, all of these tags.
-    pub fn tag(mut self, tag: impl Into<String>) -> Filter {
+    pub fn tag(mut self, tag: impl Into<String>) -> ExecutionFilter {
         self.tags.insert(tag.into());
         self
     }
 
     /// Selects executions whose search attribute of this name has this value.
-    pub fn attribute(mut self, name: impl Into<String>, value: impl Into<Attribute>) -> Filter {
+    pub fn attribute(mut self, name: impl Into<String>, value: impl Into<Attribute>) -> ExecutionFilter {
         self.attributes.push((name.into(), value.into()));
         self
     }
 
     /// Selects executions whose search attribute of this name is of the same kind as the value, and equal or greater.
-    pub fn at_least(self, name: impl Into<String>, value: impl Into<Attribute>) -> Filter {
-        self.limit(name, Side::AtLeast, value)
+    pub fn at_least(self, name: impl Into<String>, value: impl Into<Attribute>) -> ExecutionFilter {
+        self.limit(name, BoundSide::AtLeast, value)
     }
 
     /// Selects executions whose search attribute of this name is of the same kind as the value, and greater.
-    pub fn greater_than(self, name: impl Into<String>, value: impl Into<Attribute>) -> Filter {
-        self.limit(name, Side::Above, value)
+    pub fn greater_than(self, name: impl Into<String>, value: impl Into<Attribute>) -> ExecutionFilter {
+        self.limit(name, BoundSide::Above, value)
     }
 
     /// Selects executions whose search attribute of this name is of the same kind as the value, and equal or less.
-    pub fn at_most(self, name: impl Into<String>, value: impl Into<Attribute>) -> Filter {
-        self.limit(name, Side::AtMost, value)
+    pub fn at_most(self, name: impl Into<String>, value: impl Into<Attribute>) -> ExecutionFilter {
+        self.limit(name, BoundSide::AtMost, value)
     }
 
     /// Selects executions whose search attribute of this name is of the same kind as the value, and less.
-    pub fn less_than(self, name: impl Into<String>, value: impl Into<Attribute>) -> Filter {
-        self.limit(name, Side::Below, value)
+    pub fn less_than(self, name: impl Into<String>, value: impl Into<Attribute>) -> ExecutionFilter {
+        self.limit(name, BoundSide::Below, value)
     }
 
-    fn limit(mut self, name: impl Into<String>, side: Side, value: impl Into<Attribute>) -> Filter {
-        self.limits.push(Limit { name: name.into(), side, value: value.into() });
+    fn limit(mut self, name: impl Into<String>, side: BoundSide, value: impl Into<Attribute>) -> ExecutionFilter {
+        self.limits.push(AttributeBound { name: name.into(), side, value: value.into() });
         self
     }
 
     /// Selects executions that were started between these times; after several calls, within all of these ranges.
-    pub fn started(mut self, times: impl RangeBounds<Timestamp>) -> Filter {
+    pub fn started(mut self, times: impl RangeBounds<Timestamp>) -> ExecutionFilter {
         self.from_us = self.from_us.max(match times.start_bound() {
             Bound::Unbounded => 0,
             Bound::Included(from) => from.0,
@@ -187,7 +187,7 @@ impl Filter {
     /// The values that the list is ordered by: those of the first attribute with a limit.
     pub(crate) fn values(&self) -> Option<Values> {
         let first = self.limits.first()?;
-        let its = self.limits.iter().filter(|limit| limit.name == first.name).map(Limit::keys);
+        let its = self.limits.iter().filter(|limit| limit.name == first.name).map(AttributeBound::keys);
         let (start, end) = its.reduce(|a, b| (a.0.max(b.0), a.1.min(b.1)))?;
         Some(Values { name: first.name.clone(), end: end.max(start.clone()), start })
     }
@@ -200,7 +200,7 @@ impl Filter {
             what => execution.waits.iter().any(|wait| wait.what == *what),
         };
         let value = |name: &str| Some(by_value(name, execution.labels.attributes.get(name)?));
-        let is_within = |limit: &Limit| {
+        let is_within = |limit: &AttributeBound| {
             let (start, end) = limit.keys();
             value(&limit.name).is_some_and(|value| start <= value && value < end)
         };
@@ -216,7 +216,7 @@ impl Filter {
 
     /// The keys of the selected executions, in the order of start times: an execution must be in all of these unions.
     /// Limits of attributes are not included. The list is empty only if the filter has nothing but limits.
-    pub(crate) async fn unions(&self, reader: &Reader<'_>) -> Result<Vec<Union>> {
+    pub(crate) async fn unions(&self, reader: &ListReader<'_>) -> Result<Vec<Union>> {
         let mut unions = Vec::new();
         let mut add = |prefixes: Vec<Prefix>| {
             unions.push(Union::new(prefixes.into_iter().map(|prefix| self.timed(prefix)).collect()));
@@ -245,7 +245,7 @@ impl Filter {
     }
 
     /// The prefixes of keys that list executions of these statuses, of the selected workflows.
-    async fn prefixes(&self, reader: &Reader<'_>, statuses: &[Status]) -> Result<Vec<Prefix>> {
+    async fn prefixes(&self, reader: &ListReader<'_>, statuses: &[Status]) -> Result<Vec<Prefix>> {
         let mut prefixes = Vec::new();
         for status in statuses {
             if self.workflows.is_empty() {

@@ -14,14 +14,14 @@ use crate::workflow::ctx::child::keep_birth;
 use crate::workflow::ctx::locks::Unlocked;
 use crate::workflow::ctx::step::read_failure;
 use crate::workflow::definition::Definition;
-use crate::workflow::engine::{Engine, Inner, check_name};
-use crate::workflow::journal::place::{Path, Place};
-use crate::workflow::operate::history::{Recorded, entries};
+use crate::workflow::engine::{Engine, EngineInner, check_name};
+use crate::workflow::journal::place::{BranchPath, Place};
+use crate::workflow::operate::history::{RecordedEntry, entries};
 use crate::workflow::run::{CALLED_OFF, turn};
 use crate::workflow::stored::kept::{ReviewRecord, Token};
 use crate::workflow::stored::keys::{journal_key, review_key};
 use crate::workflow::stored::record::{
-    ANYTHING, Entry, EntryState, Execution, Kind, Status, fetch, fetch_execution, next_page,
+    ANYTHING, Entry, EntryState, Execution, Kind, StoredStatus, fetch, fetch_execution, next_page,
 };
 use crate::workflow::{Cancelled, ExecutionId, Result, WorkflowError};
 
@@ -31,7 +31,7 @@ const WRITES: usize = 1000;
 /// A fork that is about to be started.
 #[must_use = "a fork does nothing until it is started"]
 pub struct Fork {
-    engine: Arc<Inner>,
+    engine: Arc<EngineInner>,
     source: ExecutionId,
     at: At,
     id: Option<ExecutionId>,
@@ -46,10 +46,10 @@ enum At {
 }
 
 /// The execution that is forked, in one view.
-struct Source {
+struct ForkSource {
     execution: Execution,
     /// In the order of the code.
-    entries: Vec<(Place, Recorded)>,
+    entries: Vec<(Place, RecordedEntry)>,
 }
 
 impl Engine {
@@ -105,7 +105,7 @@ impl Fork {
             return Err(WorkflowError::Stopped);
         }
         let view = engine.store.view().await?;
-        let source = Source::read(&engine, &view, &source_id).await?;
+        let source = ForkSource::read(&engine, &view, &source_id).await?;
         let name = source.execution.workflow.clone();
         let input = match input {
             Some(input) => input,
@@ -143,7 +143,7 @@ impl Fork {
         let stored = engine.node.runtime.run(async move {
             store(&inner, &forked, execution, writes, &definition).await?;
             inner.metrics.started(&definition.name);
-            inner.wake_up(&forked);
+            inner.spawn_load(&forked);
             Ok(())
         });
         stored.await.unwrap_or(Err(WorkflowError::Stopped))?;
@@ -151,12 +151,12 @@ impl Fork {
     }
 }
 
-impl Source {
-    async fn read(engine: &Inner, view: &View, id: &ExecutionId) -> Result<Source> {
+impl ForkSource {
+    async fn read(engine: &EngineInner, view: &View, id: &ExecutionId) -> Result<ForkSource> {
         let found = fetch_execution(view, &engine.spaces.executions, id).await?;
         let (execution, item) = found.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })?;
         let entries = entries(view, &engine.spaces.journal, id, &execution, &item).await?;
-        Ok(Source { execution, entries })
+        Ok(ForkSource { execution, entries })
     }
 
     /// The place of the first operation that runs again. None if everything does.
@@ -181,11 +181,11 @@ impl Source {
     fn kept(&self, at: Option<&Place>) -> BTreeMap<Place, Entry> {
         let Some(at) = at else { return BTreeMap::new() };
         let mut kept = BTreeMap::new();
-        for (place, Recorded { entry, .. }) in &self.entries {
+        for (place, RecordedEntry { entry, .. }) in &self.entries {
             match fate(place, at) {
-                Fate::Kept => kept.insert(place.clone(), entry.clone()),
-                Fate::Reset => kept.insert(place.clone(), Entry { state: EntryState::Begun, ..entry.clone() }),
-                Fate::Dropped => None,
+                EntryFate::Kept => kept.insert(place.clone(), entry.clone()),
+                EntryFate::Reset => kept.insert(place.clone(), Entry { state: EntryState::Begun, ..entry.clone() }),
+                EntryFate::Dropped => None,
             };
         }
         // In a branch that runs again nothing has failed yet: the branches beside it continue where they were
@@ -200,7 +200,7 @@ impl Source {
         let is_after = |place: &Place, cut: &Place| place.branch.is_within(&cut.branch) && place.along() >= cut.along();
         kept.retain(|place, _| !called_off.iter().any(|cut| is_after(place, cut)));
         // Finished operations are kept, and also unfinished ones before them: the code dropped those and continued.
-        let mut last: BTreeMap<Path, u32> = BTreeMap::new();
+        let mut last: BTreeMap<BranchPath, u32> = BTreeMap::new();
         for (place, entry) in &kept {
             let is_kept = is_fork(entry) || is_finished(entry);
             if is_kept {
@@ -223,7 +223,7 @@ impl Source {
     /// The values of slots after the kept operations, by the keys of the source.
     async fn slots(
         &self,
-        engine: &Inner,
+        engine: &EngineInner,
         view: &View,
         id: &ExecutionId,
         mut rest: Range,
@@ -257,7 +257,7 @@ impl Source {
     /// open: each execution gets a decision of its own.
     async fn reviews(
         &self,
-        engine: &Inner,
+        engine: &EngineInner,
         view: &View,
         source: &ExecutionId,
         id: &ExecutionId,
@@ -290,7 +290,7 @@ impl Source {
     /// All records of the fork except its execution record, its slots and its reviews.
     async fn writes(
         &self,
-        engine: &Inner,
+        engine: &EngineInner,
         view: &View,
         source: &ExecutionId,
         id: &ExecutionId,
@@ -328,7 +328,7 @@ impl Source {
 
 /// Stores a fork, in one commit if it fits. Otherwise the fork is parked until everything is stored.
 async fn store(
-    engine: &Arc<Inner>,
+    engine: &Arc<EngineInner>,
     id: &ExecutionId,
     execution: Execution,
     writes: Vec<Write>,
@@ -347,7 +347,7 @@ async fn store(
             engine.would_run(definition, asked).await?;
         }
         let reason = "the fork is incomplete; terminate it and fork again".to_string();
-        let mut parked = Execution { status: Status::Parked(reason), ..execution.clone() };
+        let mut parked = Execution { status: StoredStatus::Parked(reason), ..execution.clone() };
         let (part, _) = turn(engine, engine.at_record(id, None), id, None, &mut parked, None);
         let rev = landed(engine, id, part).await?;
         for chunk in chunks {
@@ -369,7 +369,7 @@ async fn store(
             None => Default::default(),
         };
         let part = last.iter().cloned().fold(engine.at_record(id, rev).and(admission), Part::write);
-        let timer = first.timer_us.filter(|_| first.status == Status::Waiting);
+        let timer = first.timer_us.filter(|_| first.status == StoredStatus::Waiting);
         let (part, _) = turn(engine, part, id, before.as_ref(), &mut first, None);
         let sent = engine.send(part).await?;
         if sent.is_some() {
@@ -385,9 +385,10 @@ async fn store(
 
 /// Removes what is stored of a fork that a limit has rejected after all. It has never begun, so its end notifies no
 /// one.
-async fn discard(engine: &Arc<Inner>, id: &ExecutionId, parked: Option<(&Execution, Rev)>) -> Result<()> {
+async fn discard(engine: &Arc<EngineInner>, id: &ExecutionId, parked: Option<(&Execution, Rev)>) -> Result<()> {
     let Some((parked, rev)) = parked else { return Ok(()) };
-    let mut ended = Execution { status: Status::Cancelled("a limit has rejected the fork".into()), ..parked.clone() };
+    let mut ended =
+        Execution { status: StoredStatus::Cancelled("a limit has rejected the fork".into()), ..parked.clone() };
     let (part, _) = turn(engine, engine.at_record(id, Some(rev)), id, Some(parked), &mut ended, None);
     if engine.send(part).await?.is_some() {
         engine.purge(id).await?;
@@ -396,7 +397,7 @@ async fn discard(engine: &Arc<Inner>, id: &ExecutionId, parked: Option<(&Executi
 }
 
 /// Commits a part, and returns the rev of its last write.
-async fn landed(engine: &Inner, id: &ExecutionId, part: Part) -> Result<Rev> {
+async fn landed(engine: &EngineInner, id: &ExecutionId, part: Part) -> Result<Rev> {
     let receipt = engine.send(part).await?.ok_or_else(|| WorkflowError::AlreadyStarted { id: id.clone() })?;
     Ok(receipt.revs.last().copied().flatten().unwrap_or_default())
 }
@@ -421,7 +422,7 @@ fn chunks(writes: Vec<Write>, bytes: usize, count: usize) -> Vec<Vec<Write>> {
 
 /// What happens to a recorded operation in a fork.
 #[derive(Debug, PartialEq, Eq)]
-enum Fate {
+enum EntryFate {
     Kept,
     /// A fork of the code on the way to the place: which of its branches was first is forgotten.
     Reset,
@@ -429,22 +430,22 @@ enum Fate {
 }
 
 /// What happens to an operation when an execution is forked at a place.
-fn fate(place: &Place, at: &Place) -> Fate {
+fn fate(place: &Place, at: &Place) -> EntryFate {
     let (its, way) = (place.branch.steps(), at.branch.steps());
     let mut depth = 0;
     loop {
         let cut = way.get(depth).map_or(at.number, |(number, _)| *number);
         let number = its.get(depth).map_or(place.number, |(number, _)| *number);
         match number.cmp(&cut) {
-            std::cmp::Ordering::Less => return Fate::Kept,
-            std::cmp::Ordering::Greater => return Fate::Dropped,
+            std::cmp::Ordering::Less => return EntryFate::Kept,
+            std::cmp::Ordering::Greater => return EntryFate::Dropped,
             std::cmp::Ordering::Equal => {}
         }
         match (its.get(depth), way.get(depth)) {
             // At the place, or forked from there.
-            (_, None) => return Fate::Dropped,
-            (None, Some(_)) => return Fate::Reset,
-            (Some((_, its)), Some((_, way))) if its != way => return Fate::Kept,
+            (_, None) => return EntryFate::Dropped,
+            (None, Some(_)) => return EntryFate::Reset,
+            (Some((_, its)), Some((_, way))) if its != way => return EntryFate::Kept,
             (Some(_), Some(_)) => depth += 1,
         }
     }
@@ -473,7 +474,7 @@ fn acquire_anew(kept: &mut BTreeMap<Place, Entry>) {
 
 /// The value of a slot at a generation, without the changes of the `undone` commits.
 async fn slot_at(
-    engine: &Inner,
+    engine: &EngineInner,
     key: &Key,
     mut item: Item,
     last: Generation,
@@ -548,9 +549,9 @@ mod tests {
         for (at, kept, reset) in cases {
             for text in all {
                 let expected = match (kept.contains(&text), reset.contains(&text)) {
-                    (true, _) => Fate::Kept,
-                    (_, true) => Fate::Reset,
-                    _ => Fate::Dropped,
+                    (true, _) => EntryFate::Kept,
+                    (_, true) => EntryFate::Reset,
+                    _ => EntryFate::Dropped,
                 };
                 let (place, at): (Place, Place) = (text.parse().unwrap(), at.parse().unwrap());
                 assert_eq!(fate(&place, &at), expected, "{place} of a fork at {at}");

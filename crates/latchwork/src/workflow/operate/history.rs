@@ -10,10 +10,12 @@ use serde_json::Value;
 use crate::record::{Record, Unreadable};
 use crate::store::{Generation, Item, Key, Space, Store, Timestamp, View};
 use crate::workflow::ctx::step::read_failure;
-use crate::workflow::engine::{Engine, Spaces};
-use crate::workflow::journal::place::{Path, Place};
+use crate::workflow::engine::{Engine, EngineSpaces};
+use crate::workflow::journal::place::{BranchPath, Place};
 use crate::workflow::stored::keys::{read_place, run_key};
-use crate::workflow::stored::record::{Entry, EntryState, Execution, Intent, Kind, Status, fetch_execution, next_page};
+use crate::workflow::stored::record::{
+    Entry, EntryState, Execution, Intent, Kind, StoredStatus, fetch_execution, next_page,
+};
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
 /// How many operations one read returns.
@@ -154,15 +156,15 @@ pub(crate) fn value(text: &str) -> Value {
 }
 
 impl ExecutionState {
-    pub(crate) fn of(status: &Status) -> ExecutionState {
+    pub(crate) fn of(status: &StoredStatus) -> ExecutionState {
         match status {
-            Status::Running => ExecutionState::Running,
-            Status::Waiting => ExecutionState::Waiting,
-            Status::Parked(reason) => ExecutionState::Parked(reason.clone()),
-            Status::Completed(output) => ExecutionState::Completed(value(output)),
-            Status::Failed(failure) => ExecutionState::Failed(read_failure(failure)),
-            Status::TimedOut => ExecutionState::TimedOut,
-            Status::Cancelled(reason) => ExecutionState::Cancelled(reason.clone()),
+            StoredStatus::Running => ExecutionState::Running,
+            StoredStatus::Waiting => ExecutionState::Waiting,
+            StoredStatus::Parked(reason) => ExecutionState::Parked(reason.clone()),
+            StoredStatus::Completed(output) => ExecutionState::Completed(value(output)),
+            StoredStatus::Failed(failure) => ExecutionState::Failed(read_failure(failure)),
+            StoredStatus::TimedOut => ExecutionState::TimedOut,
+            StoredStatus::Cancelled(reason) => ExecutionState::Cancelled(reason.clone()),
         }
     }
 }
@@ -180,7 +182,7 @@ impl History {
     /// Returns the history of an execution so far, from a store. Needs no engine, and changes nothing.
     pub async fn of(store: &Store, id: impl Into<ExecutionId>) -> Result<Option<History>> {
         let id = id.into();
-        let Some(spaces) = Spaces::find(store).await? else { return Ok(None) };
+        let Some(spaces) = EngineSpaces::find(store).await? else { return Ok(None) };
         let view = store.view().await?;
         let Some((execution, item)) = fetch_execution(&view, &spaces.executions, &id).await? else { return Ok(None) };
         let entries = entries(&view, &spaces.journal, &id, &execution, &item).await?;
@@ -190,7 +192,7 @@ impl History {
 
     /// Returns the ids of all executions in a store, and the names of their workflows.
     pub async fn ids(store: &Store) -> Result<Vec<(ExecutionId, String)>> {
-        let Some(spaces) = Spaces::find(store).await? else { return Ok(Vec::new()) };
+        let Some(spaces) = EngineSpaces::find(store).await? else { return Ok(Vec::new()) };
         let view = store.view().await?;
         let (mut rest, mut ids) = (spaces.executions.all(), Vec::new());
         while let Some(found) = next_page(&view, &mut rest, BATCH).await? {
@@ -229,15 +231,15 @@ impl History {
 }
 
 /// The record of an operation in a journal, and when it was written.
-pub(crate) struct Recorded {
+pub(crate) struct RecordedEntry {
     pub(crate) entry: Entry,
     pub(crate) time: Timestamp,
     pub(crate) generation: Generation,
 }
 
-impl Recorded {
-    fn by(item: &Item, entry: Entry) -> Recorded {
-        Recorded { entry, time: item.time, generation: item.generation }
+impl RecordedEntry {
+    fn by(item: &Item, entry: Entry) -> RecordedEntry {
+        RecordedEntry { entry, time: item.time, generation: item.generation }
     }
 }
 
@@ -248,22 +250,22 @@ pub(crate) async fn entries(
     id: &ExecutionId,
     execution: &Execution,
     own: &Item,
-) -> Result<Vec<(Place, Recorded)>> {
+) -> Result<Vec<(Place, RecordedEntry)>> {
     let mut entries = BTreeMap::new();
     let first = execution.intent.clone().and_then(Intent::into_entry);
-    let first = first.map(|first| (Path::default().at(0), Recorded::by(own, first)));
+    let first = first.map(|first| (BranchPath::default().at(0), RecordedEntry::by(own, first)));
     // A step that was started for the first time has no record of its own: the record before it holds its intent.
-    let mut intents: Vec<(Place, Recorded)> = first.into_iter().collect();
+    let mut intents: Vec<(Place, RecordedEntry)> = first.into_iter().collect();
     let mut rest = journal.prefix(run_key(id, execution.run));
     while let Some(found) = next_page(view, &mut rest, BATCH).await? {
         for (key, item) in &found {
             let (place, entry, next) = read_entry(id, key, &item.value)?;
-            intents.extend(next.map(|next| (place.branch.at(place.number + 1), Recorded::by(item, next))));
-            entries.insert(place, Recorded::by(item, entry));
+            intents.extend(next.map(|next| (place.branch.at(place.number + 1), RecordedEntry::by(item, next))));
+            entries.insert(place, RecordedEntry::by(item, entry));
         }
     }
     for (place, entry) in &execution.tail {
-        entries.insert(place.clone(), Recorded::by(own, entry.clone()));
+        entries.insert(place.clone(), RecordedEntry::by(own, entry.clone()));
     }
     for (place, entry) in intents {
         entries.entry(place).or_insert(entry);

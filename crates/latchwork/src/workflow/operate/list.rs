@@ -13,9 +13,9 @@ use crate::record::{Record, Unreadable};
 use crate::store::{ErrorKind, Order, Timestamp, View};
 use crate::workflow::engine::Engine;
 use crate::workflow::operate::executions::Executions;
-use crate::workflow::operate::filter::{Filter, Values};
+use crate::workflow::operate::filter::{ExecutionFilter, Values};
 use crate::workflow::operate::history::ExecutionState;
-use crate::workflow::operate::seek::{Join, Next, Reader, Stream, To, Union};
+use crate::workflow::operate::seek::{Join, JoinNext, ListReader, Stream, To, Union};
 use crate::workflow::run::hash_text;
 use crate::workflow::stored::listed::{by_attribute, by_value, read_end, write_end};
 use crate::workflow::stored::record::{Attribute, Execution, Wait};
@@ -36,7 +36,7 @@ const SORTED: usize = 4 << 10;
 #[must_use = "nothing is read until this is awaited"]
 pub struct List {
     stored: Executions,
-    filter: Filter,
+    filter: ExecutionFilter,
     order: Option<Order>,
     limit: usize,
     after: Option<Cursor>,
@@ -171,21 +171,21 @@ impl Engine {
     ///
     /// ```
     /// # use latchwork::store::Store;
-    /// # use latchwork::workflow::{Engine, Filter, Result, Status};
+    /// # use latchwork::workflow::{Engine, ExecutionFilter, Result, Status};
     /// # async fn example(engine: Engine) -> Result<()> {
-    /// let page = engine.list(Filter::new().is(Status::Parked).tag("vip")).limit(20).await?;
+    /// let page = engine.list(ExecutionFilter::new().is(Status::Parked).tag("vip")).limit(20).await?;
     /// for execution in &page.executions {
     ///     println!("{} {:?}", execution.id, execution.state);
     /// }
     /// # Ok(()) }
     /// ```
-    pub fn list(&self, filter: Filter) -> List {
+    pub fn list(&self, filter: ExecutionFilter) -> List {
         List::new(self.inner.stored(), filter)
     }
 }
 
 impl List {
-    pub(crate) fn new(stored: Executions, filter: Filter) -> List {
+    pub(crate) fn new(stored: Executions, filter: ExecutionFilter) -> List {
         List { stored, filter, order: None, limit: PAGE, after: None }
     }
 
@@ -222,7 +222,7 @@ impl List {
         let after = self.after.as_ref().map(|after| after.position(order, values.as_ref())).transpose()?;
         let view = self.stored.store.view().await?;
         let Some(spaces) = &self.stored.spaces else { return Ok((Page { executions: Vec::new(), next: None }, 0)) };
-        let reader = Reader { view: &view, lists: &spaces.lists, order, looks: 0 };
+        let reader = ListReader { view: &view, lists: &spaces.lists, order, looks: 0 };
         let unions = Join::new(self.filter.unions(&reader).await?);
         let mut looking = Looking { list: &self, reader, values, found: Vec::new() };
         let rest = match looking.values.as_ref().map(|values| values.stream(&looking.reader)) {
@@ -254,7 +254,7 @@ impl List {
 /// A page that is being read.
 struct Looking<'a> {
     list: &'a List,
-    reader: Reader<'a>,
+    reader: ListReader<'a>,
     values: Option<Values>,
     /// The executions found, with their positions.
     found: Vec<(Vec<u8>, Listed)>,
@@ -288,9 +288,9 @@ impl Looking<'_> {
         loop {
             let to = after.as_deref().map_or(To::Start, To::After);
             let position = match join.next(&mut self.reader, to, most).await? {
-                Next::End => return Ok(None),
-                Next::Tired(passed) => return Ok(Some(passed)),
-                Next::Found(position) => position,
+                JoinNext::End => return Ok(None),
+                JoinNext::Tired(passed) => return Ok(Some(passed)),
+                JoinNext::Found(position) => position,
             };
             if let Some(execution) = self.read(&position).await? {
                 if self.found.len() == self.list.limit {
@@ -323,9 +323,9 @@ impl Looking<'_> {
         loop {
             let to = last.as_deref().map_or(To::Start, To::After);
             let position = match join.next(&mut self.reader, to, most).await? {
-                Next::End => break,
-                Next::Found(position) if ids.len() < SORTED => position,
-                Next::Found(_) | Next::Tired(_) => return Ok(None),
+                JoinNext::End => break,
+                JoinNext::Found(position) if ids.len() < SORTED => position,
+                JoinNext::Found(_) | JoinNext::Tired(_) => return Ok(None),
             };
             ids.extend(read_end(&position).map(|(_, id)| id));
             last = Some(position);
@@ -397,8 +397,8 @@ mod tests {
             let workflow = if number.is_multiple_of(2) { "order" } else { "invoice" };
             let mut execution = Execution::new(workflow, "null".into(), Timestamp(1_000_000 + number / 3));
             execution.status = match number % 10 {
-                0 => record::Status::Parked("a reason".into()),
-                _ => record::Status::Completed("null".into()),
+                0 => record::StoredStatus::Parked("a reason".into()),
+                _ => record::StoredStatus::Completed("null".into()),
             };
             execution.labels.tags.insert("every".into());
             if number.is_multiple_of(count / 10) {
@@ -419,15 +419,15 @@ mod tests {
     #[tokio::test]
     async fn a_page_costs_as_much_over_many_executions_as_over_few() {
         let filters = [
-            Filter::new(),
-            Filter::new().workflow("order"),
-            Filter::new().is(Status::Parked),
-            Filter::new().tag("rare").tag("every"),
-            Filter::new().tag("every").is(Status::Parked).workflow("order"),
-            Filter::new().at_least("price", 10),
-            Filter::new().at_least("price", 10).tag("rare"),
-            Filter::new().attribute("price", 77).tag("every"),
-            Filter::new().started(Timestamp(1_000_010)..).is(Status::Completed),
+            ExecutionFilter::new(),
+            ExecutionFilter::new().workflow("order"),
+            ExecutionFilter::new().is(Status::Parked),
+            ExecutionFilter::new().tag("rare").tag("every"),
+            ExecutionFilter::new().tag("every").is(Status::Parked).workflow("order"),
+            ExecutionFilter::new().at_least("price", 10),
+            ExecutionFilter::new().at_least("price", 10).tag("rare"),
+            ExecutionFilter::new().attribute("price", 77).tag("every"),
+            ExecutionFilter::new().started(Timestamp(1_000_010)..).is(Status::Completed),
         ];
         let (few, many) = (engine(2000).await, engine(20_000).await);
         for filter in filters {
@@ -454,7 +454,8 @@ mod tests {
     #[tokio::test]
     async fn a_page_without_matches_ends_after_some_reads_and_the_next_page_continues() {
         let engine = engine(40_000).await;
-        let filter = Filter::new().workflow("invoice").tag("every").at_least("price", 0).greater_than("price", 39_000);
+        let filter =
+            ExecutionFilter::new().workflow("invoice").tag("every").at_least("price", 0).greater_than("price", 39_000);
         let (mut found, mut cursor) = (0, None);
         loop {
             let (page, looks) = engine.list(filter.clone()).limit(1000).after(cursor).page().await.unwrap();
@@ -466,7 +467,7 @@ mod tests {
         }
         assert_eq!(found, (39_001..40_000).filter(|price| price % 2 == 1).count());
         // No execution is parked and an invoice.
-        let two = Filter::new().at_least("price", 0).tag("every").is(Status::Parked).workflow("invoice");
+        let two = ExecutionFilter::new().at_least("price", 0).tag("every").is(Status::Parked).workflow("invoice");
         let (mut cursor, mut pages) = (None, 0);
         loop {
             let (page, _) = engine.list(two.clone()).after(cursor).page().await.unwrap();

@@ -10,10 +10,10 @@ use serde_json::Value;
 use crate::node::{read_text, write_text};
 use crate::record::Record;
 use crate::store::{Check, ErrorKind, Key, Order, Range, Space, Timestamp, Uuid, View, Write};
-use crate::workflow::engine::{Engine, Inner, Spaces, check_name};
+use crate::workflow::engine::{Engine, EngineInner, EngineSpaces, check_name};
 use crate::workflow::operate::executions::Executions;
 use crate::workflow::operate::history::value;
-use crate::workflow::stored::kept::{Kept, Letter, ReviewRecord};
+use crate::workflow::stored::kept::{Kept, MessageBody, ReviewRecord};
 use crate::workflow::stored::keys::review_key;
 use crate::workflow::{Boxed, Cursor, Decision, ExecutionId, Result, WorkflowError};
 
@@ -85,7 +85,7 @@ pub struct ReviewsPage {
 /// A review, as a caller sees it.
 #[derive(Clone)]
 pub struct ReviewHandle {
-    engine: Arc<Inner>,
+    engine: Arc<EngineInner>,
     id: String,
 }
 
@@ -121,7 +121,7 @@ impl Executions {
         let unknown = || WorkflowError::UnknownReview { review: id.into() };
         let spaces = self.spaces.as_ref().ok_or_else(unknown)?;
         let view = self.store.view().await?;
-        let found = Found::read(spaces, &view, id).await?.ok_or_else(unknown)?;
+        let found = FoundReview::read(spaces, &view, id).await?.ok_or_else(unknown)?;
         Ok(ReviewDescription::new(id.into(), found.execution, found.record, found.is_open))
     }
 }
@@ -237,7 +237,7 @@ impl<'a> OpenKey<'a> {
     }
 
     /// The review, in a view. A review that cannot be read is skipped, so that the others can still be listed.
-    async fn describe(&self, spaces: &Spaces, view: &View) -> Result<Option<ReviewDescription>> {
+    async fn describe(&self, spaces: &EngineSpaces, view: &View) -> Result<Option<ReviewDescription>> {
         let kept = Kept::new(&spaces.kept, &self.execution);
         let record = match view.get(&kept.review(self.token, self.name)).await {
             Err(error) if error.kind() == ErrorKind::Corrupt => None,
@@ -275,7 +275,7 @@ impl ReviewDescription {
 }
 
 /// A review that was found by its id.
-struct Found {
+struct FoundReview {
     execution: ExecutionId,
     token: Uuid,
     record: ReviewRecord,
@@ -285,8 +285,8 @@ struct Found {
     is_open: bool,
 }
 
-impl Found {
-    async fn read(spaces: &Spaces, view: &View, review: &str) -> Result<Option<Found>> {
+impl FoundReview {
+    async fn read(spaces: &EngineSpaces, view: &View, review: &str) -> Result<Option<FoundReview>> {
         let read = |(token, id): (&str, &'_ str)| Some((token.parse::<Uuid>().ok()?, ExecutionId::from(id)));
         let Some((token, execution)) = review.split_once('/').and_then(read) else { return Ok(None) };
         let Some(space) = &spaces.reviews else { return Ok(None) };
@@ -296,7 +296,7 @@ impl Found {
         let record = ReviewRecord::decode(&item.value).map_err(|why| why.at(format!("review {review:?}")))?;
         let open = space.key(review_key(&record.workflow, &record.name, token, &execution));
         let is_open = view.get(&open).await?.is_some();
-        Ok(Some(Found { execution, token, record, key, open, is_open }))
+        Ok(Some(FoundReview { execution, token, record, key, open, is_open }))
     }
 }
 
@@ -324,8 +324,8 @@ impl ReviewHandle {
         let closed = || WorkflowError::ReviewClosed { review: self.id.clone() };
         loop {
             let view = engine.store.view().await?;
-            let found = Found::read(&engine.spaces, &view, &self.id).await?.ok_or_else(unknown)?;
-            let Found { execution, token, mut record, key, open, is_open } = found;
+            let found = FoundReview::read(&engine.spaces, &view, &self.id).await?.ok_or_else(unknown)?;
+            let FoundReview { execution, token, mut record, key, open, is_open } = found;
             if let Some(decision) = record.decision {
                 return Err(WorkflowError::ReviewDecided { review: self.id.clone(), decision: Box::new(decision) });
             }
@@ -340,16 +340,16 @@ impl ReviewHandle {
             let decision = Decision { option: option.into(), by: by.into(), reason: reason.into(), at_us };
             let text = serde_json::to_string(&decision).expect("a decision can be written as JSON");
             record.decision = Some(decision.clone());
-            let letter = Letter::Completed { token: token.as_u128(), result: Ok(text) };
+            let body = MessageBody::Completed { token: token.as_u128(), result: Ok(text) };
             let writes = vec![Write::Put(key, record.encode()), Write::Delete(open.clone())];
-            match engine.deliver(&execution, letter, Some((vec![Check::Present(open)], writes))).await {
+            match engine.deliver(&execution, body, Some((vec![Check::Present(open)], writes))).await {
                 Ok(true) => return Ok(decision),
                 // Another caller was faster, or the execution no longer waits: the next look finds out.
                 Ok(false) => {}
                 // The execution may have ended with the decision of another caller.
                 Err(WorkflowError::Ended { .. } | WorkflowError::NotFound { .. }) => {
                     let view = engine.store.view().await?;
-                    let found = Found::read(&engine.spaces, &view, &self.id).await?;
+                    let found = FoundReview::read(&engine.spaces, &view, &self.id).await?;
                     if found.is_none_or(|found| found.record.decision.is_none()) {
                         return Err(closed());
                     }

@@ -13,7 +13,7 @@ use crate::workflow::{Result, WorkflowError};
 const BATCH: usize = 256;
 
 /// One view of the keys that list executions, in one direction.
-pub(crate) struct Reader<'a> {
+pub(crate) struct ListReader<'a> {
     pub(crate) view: &'a View,
     pub(crate) lists: &'a Lists,
     pub(crate) order: Order,
@@ -60,7 +60,7 @@ pub(crate) struct Join {
 }
 
 /// The next result of a join.
-pub(crate) enum Next {
+pub(crate) enum JoinNext {
     Found(Vec<u8>),
     /// The read limit is reached. No result was missed up to this position.
     Tired(Vec<u8>),
@@ -75,7 +75,7 @@ pub(crate) fn successor(prefix: &[u8]) -> Vec<u8> {
     end
 }
 
-impl Reader<'_> {
+impl ListReader<'_> {
     /// True if one position comes before another.
     pub(crate) fn is_before(&self, a: &[u8], b: &[u8]) -> bool {
         match self.order {
@@ -141,7 +141,7 @@ impl Stream {
         Stream { prefix, range, found: VecDeque::new(), batch: 1, is_done: false }
     }
 
-    async fn seek(&mut self, reader: &mut Reader<'_>, to: To<'_>) -> Result<Option<&[u8]>> {
+    async fn seek(&mut self, reader: &mut ListReader<'_>, to: To<'_>) -> Result<Option<&[u8]>> {
         while let Some(first) = self.found.front().filter(|first| reader.is_passed(first, to)) {
             // After a long jump, few keys are read ahead.
             if !matches!(to, To::After(after) if after == first) {
@@ -155,7 +155,7 @@ impl Stream {
         Ok(self.found.front().map(Vec::as_slice))
     }
 
-    async fn read(&mut self, reader: &mut Reader<'_>, to: To<'_>) -> Result<()> {
+    async fn read(&mut self, reader: &mut ListReader<'_>, to: To<'_>) -> Result<()> {
         let key = |position: &[u8]| self.prefix.space.key([&self.prefix.bytes, position].concat());
         let range = match (to, reader.order) {
             (To::Start, _) => self.range.clone(),
@@ -183,7 +183,7 @@ impl Union {
         Union { streams }
     }
 
-    async fn seek(&mut self, reader: &mut Reader<'_>, to: To<'_>) -> Result<Option<Vec<u8>>> {
+    async fn seek(&mut self, reader: &mut ListReader<'_>, to: To<'_>) -> Result<Option<Vec<u8>>> {
         let mut first: Option<&[u8]> = None;
         for stream in &mut self.streams {
             if let Some(found) = stream.seek(reader, to).await?
@@ -207,24 +207,24 @@ impl Join {
     }
 
     /// The first position at or after `to` that is in all unions. Stops early after about `most` keys were read.
-    pub(crate) async fn next(&mut self, reader: &mut Reader<'_>, to: To<'_>, most: usize) -> Result<Next> {
-        let Some(first) = self.unions.first_mut() else { return Ok(Next::End) };
-        let Some(mut position) = first.seek(reader, to).await? else { return Ok(Next::End) };
+    pub(crate) async fn next(&mut self, reader: &mut ListReader<'_>, to: To<'_>, most: usize) -> Result<JoinNext> {
+        let Some(first) = self.unions.first_mut() else { return Ok(JoinNext::End) };
+        let Some(mut position) = first.seek(reader, to).await? else { return Ok(JoinNext::End) };
         let (count, mut agreed, mut union) = (self.unions.len(), 1, 0);
         while agreed < count {
             union = (union + 1) % count;
             match self.unions[union].seek(reader, To::At(&position)).await? {
-                None => return Ok(Next::End),
+                None => return Ok(JoinNext::End),
                 Some(found) if found == position => agreed += 1,
                 Some(found) => {
                     let passed = std::mem::replace(&mut position, found);
                     agreed = 1;
                     if reader.looks >= most {
-                        return Ok(Next::Tired(passed));
+                        return Ok(JoinNext::Tired(passed));
                     }
                 }
             }
         }
-        Ok(Next::Found(position))
+        Ok(JoinNext::Found(position))
     }
 }

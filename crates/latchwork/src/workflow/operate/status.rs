@@ -82,13 +82,13 @@ impl Status {
     /// The status of the record of an execution.
     pub(crate) fn of(execution: &Execution) -> Status {
         match &execution.status {
-            record::Status::Running => Status::Running,
-            record::Status::Waiting => Status::while_waiting(&execution.waits),
-            record::Status::Parked(_) => Status::Parked,
-            record::Status::Completed(_) => Status::Completed,
-            record::Status::Failed(_) => Status::Failed,
-            record::Status::TimedOut => Status::TimedOut,
-            record::Status::Cancelled(_) => Status::Cancelled,
+            record::StoredStatus::Running => Status::Running,
+            record::StoredStatus::Waiting => Status::while_waiting(&execution.waits),
+            record::StoredStatus::Parked(_) => Status::Parked,
+            record::StoredStatus::Completed(_) => Status::Completed,
+            record::StoredStatus::Failed(_) => Status::Failed,
+            record::StoredStatus::TimedOut => Status::TimedOut,
+            record::StoredStatus::Cancelled(_) => Status::Cancelled,
         }
     }
 

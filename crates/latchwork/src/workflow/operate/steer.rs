@@ -9,17 +9,17 @@ use crate::damage::{Scanned, scan_around};
 use crate::lane::Part;
 use crate::lock::Owner;
 use crate::store::{Check, ErrorKind, Generation, Rev, Timestamp};
-use crate::workflow::admission::PlaceInLine;
+use crate::workflow::admission::QueuePosition;
 use crate::workflow::engine::handle::Handle;
 use crate::workflow::engine::supersede::Marked;
-use crate::workflow::engine::{Engine, Inner};
+use crate::workflow::engine::{Engine, EngineInner};
 use crate::workflow::operate::history::ExecutionState;
 use crate::workflow::operate::status;
 use crate::workflow::run::close::How;
-use crate::workflow::run::{Listed, RECORD, Run, Stop, turn};
-use crate::workflow::stored::kept::Letter;
+use crate::workflow::run::{OpInProgress, RECORD, Run, Stop, turn};
+use crate::workflow::stored::kept::MessageBody;
 use crate::workflow::stored::listed::{read_by_status, read_end};
-use crate::workflow::stored::record::{Execution, Status, Supersede, Wait, WaitsFor, failure_text};
+use crate::workflow::stored::record::{Execution, StoredStatus, Supersede, Wait, WaitsFor, failure_text};
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
 /// The code of the failure of an execution that was terminated.
@@ -56,7 +56,7 @@ pub struct Why {
     /// What it does or waits for: one entry for each of its branches.
     pub waits: Vec<Wait>,
     /// Its position in a queue, if it waits for a permit.
-    pub queue: Option<PlaceInLine>,
+    pub queue: Option<QueuePosition>,
 }
 
 impl Engine {
@@ -75,29 +75,29 @@ impl Engine {
     pub async fn resume(&self, id: impl Into<ExecutionId>) -> Result<()> {
         let id = id.into();
         let (before, rev) = self.inner.known(&id).await?;
-        if !matches!(before.status, Status::Parked(_)) {
+        if !matches!(before.status, StoredStatus::Parked(_)) {
             return Err(WorkflowError::NotParked { id });
         }
         let resumes = before.resumes + 1;
-        let mut after = Execution { status: Status::Running, resumes, ..before.clone() };
+        let mut after = Execution { status: StoredStatus::Running, resumes, ..before.clone() };
         let part = self.inner.at_record(&id, Some(rev));
         let (part, _) = turn(&self.inner, part, &id, Some(&before), &mut after, None);
         if !self.inner.perform(self.inner.waking(part, &id)).await? {
             return Err(WorkflowError::NotParked { id });
         }
-        self.inner.pick_up(&id).await
+        self.inner.load(&id).await
     }
 
     /// Loads a waiting execution at once, to see whether it can continue. If it must still wait, it is evicted again.
     /// An execution that begins later is not loaded before that time.
     pub async fn wake(&self, id: impl Into<ExecutionId>) -> Result<()> {
         let id = id.into();
-        let found = self.inner.read(&id).await?.filter(|(found, _)| found.status == Status::Waiting);
+        let found = self.inner.read(&id).await?.filter(|(found, _)| found.status == StoredStatus::Waiting);
         let begins = found.and_then(|(found, _)| found.begins_us);
         if begins.is_some_and(|begins| begins > self.inner.store.env().now().0) {
             return Ok(());
         }
-        self.inner.pick_up(&id).await
+        self.inner.load(&id).await
     }
 
     /// Lets an execution that pauses before the next attempt of a step try at once. A parked execution is resumed.
@@ -112,7 +112,7 @@ impl Engine {
         if !why.waits.iter().any(|wait| matches!(wait.what, WaitsFor::Retry(_))) {
             return Err(WorkflowError::NotRetrying { id });
         }
-        self.inner.deliver(&id, Letter::RetryNow, None).await.map(drop)
+        self.inner.deliver(&id, MessageBody::RetryNow, None).await.map(drop)
     }
 
     /// Returns the executions that wait for an operator, with the reasons.
@@ -143,8 +143,8 @@ impl Engine {
         let stored = self.inner.stored();
         let (_, execution, changed) = stored.read(&view, &id).await?;
         let gates = self.inner.spaces.gates();
-        let queue = PlaceInLine::of(gates, &view, &id, &execution).await?;
-        let doing = doing.filter(|_| matches!(execution.status, Status::Running | Status::Waiting));
+        let queue = QueuePosition::of(gates, &view, &id, &execution).await?;
+        let doing = doing.filter(|_| matches!(execution.status, StoredStatus::Running | StoredStatus::Waiting));
         let set_aside = self.inner.set_aside.lock().get(&id).cloned();
         let why = Why { resident: resident.is_some(), set_aside, queue, ..Why::stored(id, execution, changed) };
         Ok(Why { waits: doing.unwrap_or(why.waits), ..why })
@@ -186,27 +186,27 @@ pub(crate) struct Ending<'a> {
     /// Its record, and the rev of the record.
     pub(crate) before: Execution,
     pub(crate) rev: Rev,
-    pub(crate) status: &'a Status,
+    pub(crate) status: &'a StoredStatus,
     /// The first record of the execution that replaces it, unless that is already stored.
     pub(crate) successor: Option<&'a Execution>,
     /// True if an earlier try was too large for one commit.
     pub(crate) is_large: bool,
 }
 
-impl Inner {
+impl EngineInner {
     /// Ends an execution in a task of its own, because the caller may be dropped or may not be polled. Until the task
     /// is done, only this task changes the locks of the execution.
-    pub(crate) async fn terminate(self: &Arc<Inner>, id: &ExecutionId, reason: &str) -> Result<()> {
+    pub(crate) async fn terminate(self: &Arc<EngineInner>, id: &ExecutionId, reason: &str) -> Result<()> {
         let (engine, id, reason) = (self.clone(), id.clone(), reason.to_string());
         let terminated = self.node.runtime.run(async move { engine.terminate_now(&id, &reason, None, false).await });
         terminated.await.unwrap_or(Err(WorkflowError::Stopped))
     }
 
     /// Ends a resident execution. Returns true if it has ended with this status.
-    async fn terminate_resident(&self, run: &Arc<Run>, status: &Status) -> Result<bool> {
+    async fn terminate_resident(&self, run: &Arc<Run>, status: &StoredStatus) -> Result<bool> {
         // A commit that is on its way lands first. Then the execution ends.
         run.set_stop(Stop::Terminated(status.clone()));
-        let doing = Listed::begin(run, WaitsFor::Store);
+        let doing = OpInProgress::begin(run, WaitsFor::Store);
         doing.outside(|_| None::<()>).await;
         if self.is_stopped() {
             return Err(WorkflowError::Stopped);
@@ -218,14 +218,14 @@ impl Inner {
     /// already stored. A marked execution is ended only while it has its mark: the next execution of its id is another
     /// one.
     pub(crate) async fn terminate_now(
-        self: &Arc<Inner>,
+        self: &Arc<EngineInner>,
         id: &ExecutionId,
         reason: &str,
         successor: Option<Execution>,
         mut is_marked: bool,
     ) -> Result<()> {
         let failure = Failure::new(format!("{TERMINATED_FOR}{reason}")).with_code(TERMINATED);
-        let status = Status::Failed(failure_text(&failure));
+        let status = StoredStatus::Failed(failure_text(&failure));
         let (mut is_tried, mut is_large) = (false, false);
         loop {
             match self.mark_if_need_be(id, successor.as_ref().filter(|_| !is_marked)).await? {
@@ -270,7 +270,7 @@ impl Inner {
 
     /// Ends an execution that is not in memory, as it was at this generation. Returns false if it has changed since.
     pub(crate) async fn end_stored(
-        self: &Arc<Inner>,
+        self: &Arc<EngineInner>,
         id: &ExecutionId,
         known: Generation,
         Ending { before, rev, status, successor, is_large }: Ending<'_>,
@@ -293,17 +293,17 @@ impl Inner {
         due.into_iter().for_each(|due| self.removals.set(id, due));
         self.set_aside.lock().remove(id);
         if !after.status.is_terminal() {
-            self.wake_up(id);
+            self.spawn_load(id);
         }
         self.metrics.ended(&before.workflow, status);
         self.ended(id, Some(status.clone()));
         Ok(true)
     }
 
-    pub(crate) async fn cancel(self: &Arc<Inner>, id: &ExecutionId, reason: &str) -> Result<()> {
+    pub(crate) async fn cancel(self: &Arc<EngineInner>, id: &ExecutionId, reason: &str) -> Result<()> {
         loop {
             if let Some(run) = self.resident(id) {
-                let doing = Listed::begin(&run, WaitsFor::Store);
+                let doing = OpInProgress::begin(&run, WaitsFor::Store);
                 run.ask_cancel(reason);
                 // The cancellation is stored by the next commit of the execution.
                 let is_done = doing.outside(|state| {

@@ -32,16 +32,16 @@ impl fmt::Display for WaitsFor {
 }
 
 /// A wait, with the current time if it is known.
-struct Told<'a> {
+struct WaitInWords<'a> {
     wait: &'a Wait,
     now: Option<Timestamp>,
     /// True if the end of the wait is the begin of the execution.
     is_start: bool,
 }
 
-impl fmt::Display for Told<'_> {
+impl fmt::Display for WaitInWords<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Told { wait, now, is_start } = self;
+        let WaitInWords { wait, now, is_start } = self;
         match is_start {
             true => f.write_str("its beginning")?,
             false => write!(f, "{}", wait.what)?,
@@ -71,7 +71,7 @@ fn aside(time: Timestamp, now: Option<Timestamp>) -> String {
 /// Such as `signal "approve", since 2026-11-30 12:00:00 UTC`.
 impl fmt::Display for Wait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Told { wait: self, now: None, is_start: false }.fmt(f)
+        WaitInWords { wait: self, now: None, is_start: false }.fmt(f)
     }
 }
 
@@ -118,7 +118,7 @@ impl Why {
         sentences.extend(self.set_aside.iter().map(|reason| format!("It cannot run here: {reason}")));
         sentences.extend(self.waits.iter().map(|wait| {
             let is_start = wait.what == WaitsFor::Timer && wait.until_us.is_some() && wait.until_us == self.begins_us;
-            let told = Told { wait, now, is_start };
+            let told = WaitInWords { wait, now, is_start };
             let queue = self.queue.as_ref().filter(|_| matches!(wait.what, WaitsFor::Admission(_)));
             let queue = queue.map(|it| {
                 let (used, limit, ahead) = (it.used, it.limit, it.ahead);

@@ -10,13 +10,13 @@ use crate::store::{Check, Commit, Key, Receipt, Refusal, Rev, Timestamp};
 use crate::workflow::ExecutionId;
 use crate::workflow::admission::stored::Partition;
 use crate::workflow::definition::DEFAULT_KEEP;
-use crate::workflow::engine::{Inner, News};
-use crate::workflow::journal::place::Path;
+use crate::workflow::engine::{EngineInner, News};
+use crate::workflow::journal::place::BranchPath;
 use crate::workflow::run::inbox::Address;
 use crate::workflow::run::journal::Pending;
-use crate::workflow::run::{Next, Run, State, Stop, hash_text};
+use crate::workflow::run::{NextState, Run, RunState, Stop, hash_text};
 use crate::workflow::stored::keys::{branch_key, keyed_key};
-use crate::workflow::stored::record::{Entry, EntryState, Execution, Intent, Keyed, Removal, Status, TAIL};
+use crate::workflow::stored::record::{Entry, EntryState, Execution, Intent, Keyed, Removal, StoredStatus, TAIL};
 
 /// The record of the execution is as the engine knows it.
 pub(crate) const RECORD: Tag = Tag("record");
@@ -29,7 +29,7 @@ const INBOX: Tag = Tag("inbox");
 
 /// What the commit that records an operation does in addition.
 #[derive(Default)]
-pub(crate) struct Effect {
+pub(crate) struct OpEffect {
     /// The operation, which is notified if a check of the part fails.
     pub(crate) op: u64,
     pub(crate) part: Part,
@@ -37,16 +37,16 @@ pub(crate) struct Effect {
     pub(crate) receives: Option<Address>,
 }
 
-impl From<Part> for Effect {
-    fn from(part: Part) -> Effect {
-        Effect { part, ..Effect::default() }
+impl From<Part> for OpEffect {
+    fn from(part: Part) -> OpEffect {
+        OpEffect { part, ..OpEffect::default() }
     }
 }
 
-impl Effect {
+impl OpEffect {
     /// Receives a message.
-    pub(crate) fn receipt(address: Address) -> Effect {
-        Effect { part: Part::default().delete(&address.1), receives: Some(address), ..Effect::default() }
+    pub(crate) fn receipt(address: Address) -> OpEffect {
+        OpEffect { part: Part::default().delete(&address.1), receives: Some(address), ..OpEffect::default() }
     }
 }
 
@@ -75,11 +75,11 @@ pub(crate) struct Boarded {
     /// When the stored data of the execution, or of earlier runs, is due for removal.
     removal: Option<Timestamp>,
     /// The status that the execution ends with, if another takes its place.
-    succeeded: Option<Status>,
+    succeeded: Option<StoredStatus>,
 }
 
 /// What a refusal means for the execution.
-pub(crate) enum Verdict {
+pub(crate) enum RefusalVerdict {
     Stop(Stop),
     /// The refusal is no reason for the execution to stop.
     Again,
@@ -88,7 +88,7 @@ pub(crate) enum Verdict {
 impl Run {
     /// Adds to a commit: the checks that this engine owns the execution and that its record is unchanged, everything
     /// pending, and the record if it changes.
-    pub(crate) fn board(&self, commit: Commit, next: Next) -> (Commit, Boarded) {
+    pub(crate) fn board(&self, commit: Commit, next: NextState) -> (Commit, Boarded) {
         let mut state = self.state.lock();
         let mut part = self.as_it_was(&state, &next);
         let mut boarded = Boarded {
@@ -99,7 +99,7 @@ impl Run {
             ..Boarded::default()
         };
         // In most commits the record stays as it is, and is not copied.
-        if !boarded.is_first && matches!(next, Next::Runs) && !state.is_changed() {
+        if !boarded.is_first && matches!(next, NextState::Runs) && !state.is_changed() {
             part = self.journaled(part, &state, None, &boarded);
             boarded.progress = boarded.pending.iter().any(|pending| is_progress(&pending.entry));
             part = self.counted(part, &state, &boarded);
@@ -108,21 +108,22 @@ impl Run {
         let mut after = state.known.running();
         let mut continues = false;
         match next {
-            Next::Runs => {}
-            Next::Waits(timer, waits) => {
-                (after.status, after.timer_us, after.waits) = (Status::Waiting, timer.map(|timer| timer.0), waits);
+            NextState::Runs => {}
+            NextState::Waits(timer, waits) => {
+                (after.status, after.timer_us, after.waits) =
+                    (StoredStatus::Waiting, timer.map(|timer| timer.0), waits);
                 if let Some(count) = state.inbox.count() {
                     part = part.check(INBOX, at_count(self.kept().count(), count));
                 }
             }
-            Next::Rests(status) => after.status = status,
-            Next::Continues(input) => {
+            NextState::Rests(status) => after.status = status,
+            NextState::Continues(input) => {
                 let first = Intent::of_first(self.env().now());
                 (after.input, after.run, after.intent) = (input, after.run + 1, Some(first));
                 continues = true;
                 boarded.pending.retain(|pending| pending.effect.is_some());
             }
-            Next::Succeeds(status, first) => {
+            NextState::Succeeds(status, first) => {
                 after = *first;
                 (continues, boarded.succeeded) = (true, Some(status));
                 boarded.pending.retain(|pending| pending.effect.is_some());
@@ -132,20 +133,20 @@ impl Run {
             part = self.journaled(part, &state, Some(&mut after), &boarded);
         }
         let is_progress = boarded.pending.iter().any(|pending| is_progress(&pending.entry));
-        boarded.progress = is_progress || continues || after.status != Status::Running;
+        boarded.progress = is_progress || continues || after.status != StoredStatus::Running;
         part = self.recorded(part, &state, after, &mut boarded);
         self.placed(commit, part, state, boarded)
     }
 
     /// Checks that this engine owns the execution, that its record is unchanged, and that it holds the locks that its
     /// code has guards of.
-    fn as_it_was(&self, state: &State, next: &Next) -> Part {
+    fn as_it_was(&self, state: &RunState, next: &NextState) -> Part {
         let part = self.engine.node.for_owner(&self.id);
         let residency = &state.residency;
         let is_gone = residency.is_stopping() || residency.has_left() || state.known.stored().status.is_terminal();
         let part = match state.known.rev() {
             // The execution has stopped: this check can never pass, so its other commits are refused.
-            _ if is_gone && !matches!(next, Next::Rests(_) | Next::Succeeds(..)) => {
+            _ if is_gone && !matches!(next, NextState::Rests(_) | NextState::Succeeds(..)) => {
                 part.at_rev(RECORD, &self.key, Rev(u64::MAX))
             }
             Some(rev) => part.at_rev(RECORD, &self.key, rev),
@@ -160,7 +161,7 @@ impl Run {
         &self,
         commit: Commit,
         mut part: Part,
-        mut state: MutexGuard<'_, State>,
+        mut state: MutexGuard<'_, RunState>,
         mut boarded: Boarded,
     ) -> (Commit, Boarded) {
         if let Some(published) = state.published.take() {
@@ -183,7 +184,7 @@ impl Run {
     }
 
     /// Clears the stored count of loads once the execution has made progress.
-    fn counted(&self, part: Part, state: &State, boarded: &Boarded) -> Part {
+    fn counted(&self, part: Part, state: &RunState, boarded: &Boarded) -> Part {
         if state.residency.loads() == 0 || !boarded.progress {
             return part;
         }
@@ -196,14 +197,14 @@ impl Run {
     }
 
     /// Adds the execution's record, if it changes.
-    fn recorded(&self, mut part: Part, state: &State, mut after: Execution, boarded: &mut Boarded) -> Part {
+    fn recorded(&self, mut part: Part, state: &RunState, mut after: Execution, boarded: &mut Boarded) -> Part {
         let (before, loads) = ((!boarded.is_first).then_some(state.known.stored()), state.residency.loads());
         let count = if boarded.progress { Vec::new() } else { loads.to_be_bytes().to_vec() };
         if before == Some(&after) {
             return self.counted(part, state, boarded);
         }
         let note = match &after.status {
-            Status::Running if loads > 0 || boarded.is_first => Some(count),
+            StoredStatus::Running if loads > 0 || boarded.is_first => Some(count),
             _ => None,
         };
         (part, boarded.removal) = turn(&self.engine, part, &self.id, before, &mut after, note);
@@ -217,15 +218,22 @@ impl Run {
     }
 
     /// Adds the entries of operations. A step that begins for the first time is stored in the entry before it.
-    fn journaled(&self, mut part: Part, state: &State, mut after: Option<&mut Execution>, boarded: &Boarded) -> Part {
+    fn journaled(
+        &self,
+        mut part: Part,
+        state: &RunState,
+        mut after: Option<&mut Execution>,
+        boarded: &Boarded,
+    ) -> Part {
         let entries = &boarded.pending;
         let is_small = entries.len() <= TAIL && entries.iter().all(|pending| pending.entry.is_small());
         if let Some(after) = after.as_mut().filter(|after| is_small && after.status.is_terminal()) {
             after.tail = entries.iter().map(|pending| (pending.place.clone(), pending.entry.clone())).collect();
             return part;
         }
-        let is_very_first =
-            |pending: &Pending| boarded.is_first && pending.place == Path::default().at(0) && pending.entry.is_intent();
+        let is_very_first = |pending: &Pending| {
+            boarded.is_first && pending.place == BranchPath::default().at(0) && pending.entry.is_intent()
+        };
         // The execution's own record stores the first step of all.
         if let (Some(first), Some(after)) = (entries.first().filter(|first| is_very_first(first)), &mut after) {
             after.intent = Some(Intent::of(&first.entry));
@@ -289,7 +297,7 @@ impl Run {
     }
 
     /// A commit that holds the execution was refused. If one of the execution's own checks failed, it has to stop.
-    pub(crate) fn refused(&self, mut boarded: Boarded, refusal: &Refusal) -> Verdict {
+    pub(crate) fn refused(&self, mut boarded: Boarded, refusal: &Refusal) -> RefusalVerdict {
         let mut stop = None;
         for (_, tag, _) in boarded.own.failed(refusal) {
             stop = match tag {
@@ -322,7 +330,7 @@ impl Run {
         drop(state);
         boarded.effects.clear();
         self.put_back(boarded);
-        stop.map_or(Verdict::Again, Verdict::Stop)
+        stop.map_or(RefusalVerdict::Again, RefusalVerdict::Stop)
     }
 
     /// Puts everything back that a commit held and did not make durable.
@@ -347,7 +355,7 @@ pub(crate) fn at_count(key: Key, count: u64) -> Check {
     if count == 0 { Check::Absent(key) } else { Check::AtRev(key, Rev(count)) }
 }
 
-impl Inner {
+impl EngineInner {
     /// The key of an execution's record.
     pub(crate) fn record_of(&self, id: &ExecutionId) -> Key {
         self.spaces.executions.key(id.as_bytes())
@@ -366,7 +374,7 @@ impl Inner {
 /// Adds the change of an execution's record to a part, with everything that follows from the change. The write of the
 /// record is the last one. Returns when stored data of the execution is due for removal.
 pub(crate) fn turn(
-    engine: &Inner,
+    engine: &EngineInner,
     mut part: Part,
     id: &ExecutionId,
     before: Option<&Execution>,
@@ -375,7 +383,7 @@ pub(crate) fn turn(
 ) -> (Part, Option<Timestamp>) {
     let spaces = &engine.spaces;
     let note = match &after.status {
-        Status::Parked(reason) => Some(reason.clone().into_bytes()),
+        StoredStatus::Parked(reason) => Some(reason.clone().into_bytes()),
         _ => note,
     };
     part = spaces.lists.list(part, id, before, Some(after), note);
@@ -393,7 +401,7 @@ pub(crate) fn turn(
         let keyed = Keyed { id: id.to_string(), input: hash_text(&after.input), item: None };
         part = part.absent(KEYED, &place).put(&place, keyed.encode());
     }
-    if after.status != Status::Waiting {
+    if after.status != StoredStatus::Waiting {
         after.admission.iter_mut().for_each(|admission| admission.gathers = None);
     }
     // An execution that has begun gathers no more.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::store::Order;
-use crate::workflow::journal::place::{Path, Place};
+use crate::workflow::journal::place::{BranchPath, Place};
 use crate::workflow::run::{Run, Stop};
 use crate::workflow::stored::keys::{branch_key, read_place};
 use crate::workflow::stored::record::{Entry, Intent};
@@ -16,8 +16,8 @@ use crate::workflow::stored::record::{Entry, Intent};
 const READ_AHEAD: usize = 64;
 
 pub(crate) struct Branch {
-    pub(crate) path: Path,
-    cursor: Mutex<Cursor>,
+    pub(crate) path: BranchPath,
+    cursor: Mutex<JournalCursor>,
 }
 
 thread_local! {
@@ -41,7 +41,7 @@ impl Drop for Before {
     }
 }
 
-struct Cursor {
+struct JournalCursor {
     /// The number of the next operation.
     next: u32,
     /// The entries from there on that were read.
@@ -60,16 +60,16 @@ impl Branch {
     /// The branch of the workflow function itself.
     pub(crate) fn root(run: &Run) -> Arc<Branch> {
         let (more, intent) = run.with(|state| (!state.residency.is_fresh(), state.known.stored().intent.clone()));
-        Branch::new(Path::default(), more, intent.filter(|_| more).and_then(Intent::into_entry))
+        Branch::new(BranchPath::default(), more, intent.filter(|_| more).and_then(Intent::into_entry))
     }
 
     /// A forked branch. `more` says whether the journal may hold entries of it.
-    pub(crate) fn forked(path: Path, more: bool) -> Arc<Branch> {
+    pub(crate) fn forked(path: BranchPath, more: bool) -> Arc<Branch> {
         Branch::new(path, more, None)
     }
 
-    fn new(path: Path, more: bool, intent: Option<Entry>) -> Arc<Branch> {
-        let cursor = Cursor { next: 0, read: VecDeque::new(), more, intent, operates: false, announced: None };
+    fn new(path: BranchPath, more: bool, intent: Option<Entry>) -> Arc<Branch> {
+        let cursor = JournalCursor { next: 0, read: VecDeque::new(), more, intent, operates: false, announced: None };
         Arc::new(Branch { path, cursor: Mutex::new(cursor) })
     }
 

@@ -10,40 +10,45 @@ use crate::lock::lane::Ask;
 use crate::record::Record;
 use crate::store::{Commit, ErrorKind, Order, Outcome, StoreError, Write};
 use crate::workflow::admission::EndLane;
-use crate::workflow::engine::Inner;
+use crate::workflow::engine::EngineInner;
 use crate::workflow::engine::post::Mail;
-use crate::workflow::run::{Next, Run, Sent, Stop, Verdict};
-use crate::workflow::stored::kept::{self, Letter};
-use crate::workflow::stored::record::{Close, Execution, Status};
+use crate::workflow::run::{CommitOutcome, NextState, RefusalVerdict, Run, Stop};
+use crate::workflow::stored::kept::{self, MessageBody};
+use crate::workflow::stored::record::{Close, Execution, StoredStatus};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
 impl Run {
     /// Admits an execution that ends or parks before its first commit. An execution that was terminated before its
     /// first commit is not admitted. Returns whether nothing is left to commit.
-    async fn admitted_with(self: &Arc<Run>, next: &Next) -> Result<bool, Stop> {
+    async fn admitted_with(self: &Arc<Run>, next: &NextState) -> Result<bool, Stop> {
         let asked = self.with(|state| state.residency.take_asked());
-        let is_parked = matches!(next, Next::Rests(Status::Parked(_)));
+        let is_parked = matches!(next, NextState::Rests(StoredStatus::Parked(_)));
         let Some(asked) = asked.filter(|_| is_parked || self.stop().is_none()) else { return Ok(false) };
-        let first = if is_parked { next.clone() } else { Next::Runs };
+        let first = if is_parked { next.clone() } else { NextState::Runs };
         match self.send_admitted(asked, first).await {
-            Sent::Stopped(stop) => Err(stop),
+            CommitOutcome::Stopped(stop) => Err(stop),
             _ => Ok(is_parked),
         }
     }
 
-    /// The record that `Inner::closing` uses.
+    /// The record that `EngineInner::closing` uses.
     fn as_it_ends(&self) -> Execution {
         let has_finalizer = self.definition.finalizer.get().is_some();
         self.with(|state| state.known.ending(has_finalizer))
     }
 
     /// The parts that go with its end, and its state after the commit: another execution may take its place.
-    async fn closing_as(&self, next: Next, status: Option<&Status>, how: How) -> Result<(Closing, Next)> {
+    async fn closing_as(
+        &self,
+        next: NextState,
+        status: Option<&StoredStatus>,
+        how: How,
+    ) -> Result<(Closing, NextState)> {
         let before = self.as_it_ends();
         let mut closing = self.engine.closing(&self.id, &before, status, how).await?;
         let Some(status) = status else { return Ok((closing, next)) };
         let first = self.engine.succession(&self.id, &before, &mut closing.parts, None).await?;
-        Ok((closing, first.map_or(next, |first| Next::Succeeds(status.clone(), Box::new(first)))))
+        Ok((closing, first.map_or(next, |first| NextState::Succeeds(status.clone(), Box::new(first)))))
     }
 
     /// Commits its end, in a lane if there is one. None if the lane is unavailable.
@@ -56,19 +61,19 @@ impl Run {
 
     /// Commits how it ends. An end notifies the parent, cancels the children whose policy says so, and releases the
     /// locks. Continue-as-new only closes its locks and reviews.
-    pub(crate) async fn close(self: &Arc<Run>, next: Next) -> Result<(), Stop> {
+    pub(crate) async fn close(self: &Arc<Run>, next: NextState) -> Result<(), Stop> {
         if self.admitted_with(&next).await? {
             return Ok(());
         }
         let status = match &next {
-            Next::Rests(status) if status.is_terminal() => Some(status.clone()),
-            Next::Rests(status) => {
+            NextState::Rests(status) if status.is_terminal() => Some(status.clone()),
+            NextState::Rests(status) => {
                 let status = status.clone();
                 self.commit(next).await?;
                 self.engine.metrics.ended(&self.definition.name, &status);
                 return Ok(());
             }
-            Next::Continues(_) => None,
+            NextState::Continues(_) => None,
             _ => return self.commit(next).await,
         };
         // Its pending effects on other records may delay the lane of its end, so it is committed alone.
@@ -104,7 +109,7 @@ impl Run {
                 // The parent, a child or a lock was changed meanwhile.
                 Ok(Outcome::Refused(refusal)) => {
                     placed.into_iter().for_each(|(rest, place)| rest.refuse(&place, &refusal));
-                    if let Verdict::Stop(stop) = self.refused(boarded, &refusal) {
+                    if let RefusalVerdict::Stop(stop) = self.refused(boarded, &refusal) {
                         return Err(stop);
                     }
                     how.from_store = true;
@@ -114,7 +119,7 @@ impl Run {
                     drop(closing);
                     how.is_large = true;
                     match self.stop() {
-                        None => self.commit(Next::Runs).await?,
+                        None => self.commit(NextState::Runs).await?,
                         // Only the end itself is still committed.
                         Some(_) => self.forget_pending(),
                     }
@@ -148,17 +153,17 @@ pub(crate) struct Closing {
     _turns: Vec<Turn>,
 }
 
-impl Inner {
+impl EngineInner {
     /// The children of an execution that have not ended, and what its end means for them.
-    pub(crate) async fn children(&self, id: &ExecutionId) -> Result<Vec<(ExecutionId, kept::Child)>> {
+    pub(crate) async fn children(&self, id: &ExecutionId) -> Result<Vec<(ExecutionId, kept::ChildRecord)>> {
         let kept = self.kept(id);
         let found = self.store.view().await?.scan(&kept.children(), Order::Ascending, usize::MAX).await?;
         let mut children = Vec::with_capacity(found.len());
         for (key, item) in found {
             let Some(child) = kept.read_child(&key) else { continue };
-            let how = match kept::Child::decode(&item.value) {
+            let how = match kept::ChildRecord::decode(&item.value) {
                 Err(why) if why.is_version() => return Err(why.at(format!("child {child:?} of {id:?}")).into()),
-                how => how.unwrap_or(kept::Child { close: Close::Cancel, birth: 0 }),
+                how => how.unwrap_or(kept::ChildRecord { close: Close::Cancel, birth: 0 }),
             };
             children.push((child, how));
         }
@@ -169,17 +174,17 @@ impl Inner {
     /// whose policy says so, release its locks, give back its permits, close its reviews and start its finalizer.
     /// Without a status, the execution continues as new: the parts only release locks and close reviews.
     pub(crate) async fn closing(
-        self: &Arc<Inner>,
+        self: &Arc<EngineInner>,
         id: &ExecutionId,
         before: &Execution,
-        status: Option<&Status>,
+        status: Option<&StoredStatus>,
         how: How,
     ) -> Result<Closing> {
         let mut mail = Mail::default();
         let parent = before.parent.as_ref().filter(|parent| parent.close != Close::Abandon);
         if let (Some(parent), Some(status)) = (parent, status) {
             let (child, birth, status) = (id.clone(), parent.birth, status.clone());
-            mail.notice(&parent.id, Letter::Ended { child, birth, status });
+            mail.notice(&parent.id, MessageBody::Ended { child, birth, status });
         }
         if before.has_children && status.is_some() {
             let children = self.children(id).await?.into_iter().filter(|(_, it)| it.close == Close::Cancel);

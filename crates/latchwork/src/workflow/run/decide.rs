@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use crate::store::Timestamp;
 use crate::workflow::run::inbox::Need;
-use crate::workflow::run::{IDLE, Next, State};
-use crate::workflow::stored::record::Status;
+use crate::workflow::run::{IDLE, NextState, RunState};
+use crate::workflow::stored::record::StoredStatus;
 
 /// What to do for an execution whose code waits.
 #[derive(Debug, Clone)]
 pub(crate) enum Todo {
     Nothing,
-    Commit(Next),
+    Commit(NextState),
     /// Look again after this pause.
     Later(Duration),
     /// Read the messages again.
@@ -110,7 +110,7 @@ fn while_busy(it: &Situation) -> RunAction {
     }
 }
 
-impl State {
+impl RunState {
     fn situation(&self, now: Timestamp, idle: Duration, is_sure: bool) -> Situation {
         Situation {
             idle,
@@ -124,7 +124,7 @@ impl State {
             is_pending: !self.journal.is_empty(),
             has_intent: self.journal.has_intent(),
             is_changed: self.is_changed(),
-            is_stored_waiting: self.known.stored().status == Status::Waiting,
+            is_stored_waiting: self.known.stored().status == StoredStatus::Waiting,
             is_suspect: self.residency.loads() > 0,
             only_waits: self.ops.only_wait(),
             until: self.ops.until(),
@@ -145,13 +145,13 @@ impl State {
         let todo = match decide(&self.situation(now, idle, is_sure)) {
             RunAction::Nothing => Todo::Nothing,
             RunAction::Continue => match self.residency.take_continuation() {
-                Some(input) => Todo::Commit(Next::Continues(input)),
+                Some(input) => Todo::Commit(NextState::Continues(input)),
                 None => Todo::Nothing,
             },
-            RunAction::Commit => Todo::Commit(Next::Runs),
+            RunAction::Commit => Todo::Commit(NextState::Runs),
             RunAction::Suspend => {
                 let until = self.ops.until().into_iter().chain(self.known.deadline()).min();
-                Todo::Commit(Next::Waits(until, self.ops.doing()))
+                Todo::Commit(NextState::Waits(until, self.ops.doing()))
             }
             RunAction::Later(pause) => Todo::Later(pause),
             RunAction::MakeSure => Todo::MakeSure,

@@ -10,10 +10,10 @@ use crate::backoff::jittered;
 use crate::store::ErrorKind;
 use crate::workflow::Failure;
 use crate::workflow::ctx::Ctx;
-use crate::workflow::engine::{Inner, Resident};
-use crate::workflow::run::driver::{Ended, live};
-use crate::workflow::run::{Next, Run, Stop};
-use crate::workflow::stored::record::{Status, failure_text};
+use crate::workflow::engine::{EngineInner, Resident};
+use crate::workflow::run::driver::{ResidencyEnd, live};
+use crate::workflow::run::{NextState, Run, Stop};
+use crate::workflow::stored::record::{StoredStatus, failure_text};
 
 /// The longest pause before an execution is loaded again whose commit failed.
 const AGAIN: Duration = Duration::from_millis(200);
@@ -21,19 +21,19 @@ const AGAIN: Duration = Duration::from_millis(200);
 /// An output of up to this many bytes fits beside any input.
 const TINY: usize = 64;
 
-impl Inner {
+impl EngineInner {
     /// Runs an execution that its first commit will store, in its own task, unless its id is in memory.
-    pub(crate) fn spawn(self: &Arc<Inner>, run: Arc<Run>) -> bool {
+    pub(crate) fn spawn(self: &Arc<EngineInner>, run: Arc<Run>) -> bool {
         self.spawn_unless_resident(run, false)
     }
 
     /// Runs a stored execution in its own task. If its id is in memory, possibly for a start that is refused later, the
     /// engine looks at the execution again when that id has left memory.
-    pub(crate) fn spawn_stored(self: &Arc<Inner>, run: Arc<Run>) {
+    pub(crate) fn spawn_stored(self: &Arc<EngineInner>, run: Arc<Run>) {
         self.spawn_unless_resident(run, true);
     }
 
-    fn spawn_unless_resident(self: &Arc<Inner>, run: Arc<Run>, is_stored: bool) -> bool {
+    fn spawn_unless_resident(self: &Arc<EngineInner>, run: Arc<Run>, is_stored: bool) -> bool {
         let mut residents = self.residents.lock();
         if self.is_stopped() || self.idle {
             return false;
@@ -73,7 +73,7 @@ async fn drive(run: Arc<Run>) {
     };
     drop(root);
     let inner = &run.engine;
-    let is_parked = run.with(|state| matches!(state.known.stored().status, Status::Parked(_)));
+    let is_parked = run.with(|state| matches!(state.known.stored().status, StoredStatus::Parked(_)));
     let (missed, left) = {
         let mut residents = inner.residents.lock();
         (residents.remove(&run.id).is_some_and(|resident| resident.missed), residents.len())
@@ -87,9 +87,9 @@ async fn drive(run: Arc<Run>) {
         Some(Stop::Suspended(timer)) => timer.into_iter().for_each(|timer| inner.timers.set(&run.id, timer)),
         Some(Stop::Failed(error)) if error.is_passing() => {
             tracing::warn!(%error, "the execution could not be committed and is loaded again");
-            return take_up(&run, true).await;
+            return load_again(&run, true).await;
         }
-        Some(Stop::Changed) => return take_up(&run, true).await,
+        Some(Stop::Changed) => return load_again(&run, true).await,
         // The owner continues it; this engine cannot.
         Some(Stop::Fenced) => {
             inner.node.lose(run.id.as_bytes());
@@ -111,17 +111,17 @@ async fn drive(run: Arc<Run>) {
         }
     }
     if missed {
-        take_up(&run, false).await;
+        load_again(&run, false).await;
     }
 }
 
 /// Loads an execution again, and retries as long as the store is unavailable. With `fence`, its last commit may still
 /// be in flight, and is kept from landing.
-async fn take_up(run: &Run, fence: bool) {
+async fn load_again(run: &Run, fence: bool) {
     let inner = &run.engine;
     loop {
-        let taken = if fence { inner.pick_up_fenced(&run.id).await } else { inner.pick_up(&run.id).await };
-        match taken.or_else(|error| inner.unless_passing(&run.id, error)) {
+        let loaded = if fence { inner.load_fenced(&run.id).await } else { inner.load(&run.id).await };
+        match loaded.or_else(|error| inner.unless_passing(&run.id, error)) {
             Ok(()) => break,
             Err(_) if inner.is_stopped() => break,
             Err(_) => run.env().sleep(jittered(AGAIN, 0.5, run.env())).await,
@@ -132,34 +132,34 @@ async fn take_up(run: &Run, fence: bool) {
 }
 
 /// Commits how the execution ended.
-async fn settle(ctx: &Ctx, ended: Ended) {
+async fn settle(ctx: &Ctx, ended: ResidencyEnd) {
     let run = &ctx.run;
     let status = match ended {
-        Ended::Stopped => match run.stop() {
-            Some(Stop::Parked(reason)) => Status::Parked(reason),
+        ResidencyEnd::Stopped => match run.stop() {
+            Some(Stop::Parked(reason)) => StoredStatus::Parked(reason),
             Some(Stop::Terminated(status)) => status,
             _ => return,
         },
-        Ended::Panicked(failure) => Status::Parked(failure.message().to_string()),
-        Ended::TimedOut => Status::TimedOut,
-        Ended::Finished(result) => match ctx.branch.peek(run).await {
+        ResidencyEnd::Panicked(failure) => StoredStatus::Parked(failure.message().to_string()),
+        ResidencyEnd::TimedOut => StoredStatus::TimedOut,
+        ResidencyEnd::Finished(result) => match ctx.branch.peek(run).await {
             Ok(None) => finished(run, result),
-            Ok(Some(entry)) => Status::Parked(format!(
+            Ok(Some(entry)) => StoredStatus::Parked(format!(
                 "the code has ended, and the journal continues with {} {:?}",
                 entry.kind, entry.name
             )),
-            Err(Stop::Parked(reason)) => Status::Parked(reason),
+            Err(Stop::Parked(reason)) => StoredStatus::Parked(reason),
             Err(stop) => return run.set_stop(stop),
         },
     };
-    if let Status::Parked(reason) = &status {
+    if let StoredStatus::Parked(reason) = &status {
         tracing::warn!(reason, "parked");
     }
-    let ended = match run.close(Next::Rests(status)).await {
+    let ended = match run.close(NextState::Rests(status)).await {
         Err(Stop::Parked(reason)) => {
             // What cannot be stored is left out, so that the reason can be stored.
             run.forget_pending();
-            run.close(Next::Rests(Status::Parked(reason))).await
+            run.close(NextState::Rests(StoredStatus::Parked(reason))).await
         }
         ended => ended,
     };
@@ -169,7 +169,7 @@ async fn settle(ctx: &Ctx, ended: Ended) {
 }
 
 /// The status of an execution whose code has ended. An output that is too large to be stored is a failure.
-fn finished(run: &Run, result: Result<String, Failure>) -> Status {
+fn finished(run: &Run, result: Result<String, Failure>) -> StoredStatus {
     // Input and output are in one record. An output of up to `TINY` bytes always fits: its status takes no more room
     // than a status without an output. A finalizer relies on this if the input and the output of its execution have the
     // maximal size.
@@ -178,10 +178,10 @@ fn finished(run: &Run, result: Result<String, Failure>) -> Status {
         length => run.fits("the output with the input", length + run.input().len()).map(|()| output),
     });
     match result {
-        Ok(output) => Status::Completed(output),
+        Ok(output) => StoredStatus::Completed(output),
         Err(failure) => match (failure.is_cancelled(), run.with(|state| state.known.cancel().map(str::to_string))) {
-            (true, Some(reason)) => Status::Cancelled(reason),
-            _ => Status::Failed(failure_text(&failure)),
+            (true, Some(reason)) => StoredStatus::Cancelled(reason),
+            _ => StoredStatus::Failed(failure_text(&failure)),
         },
     }
 }

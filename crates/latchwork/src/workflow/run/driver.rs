@@ -13,9 +13,9 @@ use crate::state::Quiet;
 use crate::store::{Commit, Sleep};
 use crate::workflow::ctx::Ctx;
 use crate::workflow::ctx::step::panicked;
-use crate::workflow::definition::Running;
+use crate::workflow::definition::RunningExecution;
 use crate::workflow::engine::deadlock::Suspect;
-use crate::workflow::run::{Branch, Next, Run, Sent, Stop, Todo};
+use crate::workflow::run::{Branch, CommitOutcome, NextState, Run, Stop, Todo};
 use crate::workflow::stored::record::Wait;
 use crate::workflow::{Boxed, Failure};
 
@@ -25,7 +25,7 @@ const POLLS: u32 = 3;
 
 /// How an execution's stay in memory ended.
 #[derive(Debug)]
-pub(crate) enum Ended {
+pub(crate) enum ResidencyEnd {
     Finished(Result<String, Failure>),
     Panicked(Failure),
     TimedOut,
@@ -124,10 +124,10 @@ struct Driver<'a> {
     run: &'a Arc<Run>,
     root: Arc<Branch>,
     /// The code, until it has ended.
-    code: Option<Quiet<Running>>,
+    code: Option<Quiet<RunningExecution>>,
     woken: Arc<Woken>,
     waker: Waker,
-    ended: Option<Ended>,
+    ended: Option<ResidencyEnd>,
     flights: Vec<Flight>,
     deadline: Option<Sleep>,
     is_late: bool,
@@ -135,20 +135,20 @@ struct Driver<'a> {
 }
 
 /// Drives the code until it ends or has to stop.
-pub(crate) async fn live(run: &Arc<Run>, ctx: Ctx) -> Ended {
+pub(crate) async fn live(run: &Arc<Run>, ctx: Ctx) -> ResidencyEnd {
     let now = run.env().now();
     let deadline = run.with(|state| state.known.stored().deadline_us);
     let left = deadline.map(|deadline| Duration::from_micros(deadline.saturating_sub(now.0)));
     let left = left.filter(|_| !run.engine.rehearsal.is_replay());
     if left.is_some_and(|left| left.is_zero()) {
-        return Ended::TimedOut;
+        return ResidencyEnd::TimedOut;
     }
     let root = ctx.branch.clone();
     let begin = || (run.definition.begin)(ctx, &run.input());
-    let running: Running = match std::panic::catch_unwind(AssertUnwindSafe(begin)) {
+    let running: RunningExecution = match std::panic::catch_unwind(AssertUnwindSafe(begin)) {
         Ok(Ok(running)) => running,
-        Ok(Err(failure)) => return Ended::Finished(Err(failure)),
-        Err(panic) => return Ended::Panicked(panicked(&*panic)),
+        Ok(Err(failure)) => return ResidencyEnd::Finished(Err(failure)),
+        Err(panic) => return ResidencyEnd::Panicked(panicked(&*panic)),
     };
     let woken = Arc::new(Woken { is_woken: AtomicBool::new(true), driver: Mutex::new(Waker::noop().clone()) });
     let mut driver = Driver {
@@ -176,7 +176,7 @@ pub(crate) async fn live(run: &Arc<Run>, ctx: Ctx) -> Ended {
 }
 
 impl Driver<'_> {
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Ended> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<ResidencyEnd> {
         let mut polls = POLLS;
         loop {
             if !self.is_leaving() && self.woken.is_woken.swap(false, Ordering::SeqCst) {
@@ -196,9 +196,9 @@ impl Driver<'_> {
                 (self.deadline, self.is_late) = (None, true);
             }
             match act(&self.seen(has_landed, is_stopping, polls)) {
-                Act::Stop => return Poll::Ready(Ended::Stopped),
-                Act::End => return Poll::Ready(self.ended.take().unwrap_or(Ended::Stopped)),
-                Act::TimeOut => return Poll::Ready(Ended::TimedOut),
+                Act::Stop => return Poll::Ready(ResidencyEnd::Stopped),
+                Act::End => return Poll::Ready(self.ended.take().unwrap_or(ResidencyEnd::Stopped)),
+                Act::TimeOut => return Poll::Ready(ResidencyEnd::TimedOut),
                 Act::Again => {}
                 Act::Yield => {
                     context.waker().wake_by_ref();
@@ -239,8 +239,8 @@ impl Driver<'_> {
         self.run.end_poll();
         self.ended = match polled {
             Ok(Poll::Pending) => return,
-            Ok(Poll::Ready(ended)) => Some(Ended::Finished(ended)),
-            Err(panic) => Some(Ended::Panicked(panicked(&*panic))),
+            Ok(Poll::Ready(ended)) => Some(ResidencyEnd::Finished(ended)),
+            Err(panic) => Some(ResidencyEnd::Panicked(panicked(&*panic))),
         };
         self.code = None;
     }
@@ -277,7 +277,7 @@ impl Driver<'_> {
             Todo::Later(pause) => self.rest.poll_later(self.run, now, pause, context),
             Todo::MakeSure => self.rest.poll_turn(context),
             Todo::Commit(next) => {
-                let kind = if let Next::Runs = next { FlightKind::Own } else { FlightKind::Leaving };
+                let kind = if let NextState::Runs = next { FlightKind::Own } else { FlightKind::Leaving };
                 self.fly(kind, commit(self.run.clone(), next));
                 true
             }
@@ -318,14 +318,14 @@ impl CodeRest {
 }
 
 /// Commits everything pending.
-async fn commit(run: Arc<Run>, next: Next) {
+async fn commit(run: Arc<Run>, next: NextState) {
     let stop = match &next {
-        Next::Waits(until, _) => Some(Stop::Suspended(*until)),
-        Next::Continues(_) => Some(Stop::Continued),
-        Next::Runs | Next::Rests(_) | Next::Succeeds(..) => None,
+        NextState::Waits(until, _) => Some(Stop::Suspended(*until)),
+        NextState::Continues(_) => Some(Stop::Continued),
+        NextState::Runs | NextState::Rests(_) | NextState::Succeeds(..) => None,
     };
-    let waits_for_others = matches!(&next, Next::Waits(_, waits) if waits.iter().any(Wait::is_for_others));
-    let continues = matches!(next, Next::Continues(_));
+    let waits_for_others = matches!(&next, NextState::Waits(_, waits) if waits.iter().any(Wait::is_for_others));
+    let continues = matches!(next, NextState::Continues(_));
     if continues && run.with(|state| state.known.has_locks() || state.known.has_reviews()) {
         // The locks and reviews of this run do not pass to the next run.
         return run.set_stop(run.close(next).await.err().unwrap_or(Stop::Continued));
@@ -338,7 +338,7 @@ async fn commit(run: Arc<Run>, next: Next) {
         }
     };
     match sent {
-        Sent::Landed(_) => {
+        CommitOutcome::Landed(_) => {
             // Other branches may have ended since this one began to wait.
             if waits_for_others && run.with(|state| state.known.has_locks()) {
                 let suspect = Suspect { id: run.id.clone(), is_child: false };
@@ -346,10 +346,10 @@ async fn commit(run: Arc<Run>, next: Next) {
             }
             stop.into_iter().for_each(|stop| run.set_stop(stop));
         }
-        Sent::Stopped(stop) => run.set_stop(stop),
+        CommitOutcome::Stopped(stop) => run.set_stop(stop),
         // The execution is loaded again, and tries to continue as new again.
-        Sent::Refused(_) if continues => run.set_stop(Stop::Changed),
-        Sent::Refused(_) => {}
+        CommitOutcome::Refused(_) if continues => run.set_stop(Stop::Changed),
+        CommitOutcome::Refused(_) => {}
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::record::Record;
 use crate::store::{Generation, Key, Order};
 use crate::workflow::run::{Run, Stop};
-use crate::workflow::stored::kept::{Letter, Message, counted};
+use crate::workflow::stored::kept::{Message, MessageBody, counted};
 use crate::workflow::stored::record::WaitsFor;
 
 #[derive(Default)]
@@ -98,7 +98,7 @@ impl Inbox {
     }
 
     /// Takes the first message that matches, for an operation.
-    pub(crate) fn take(&mut self, is_it: impl Fn(&Letter) -> bool) -> Option<Received> {
+    pub(crate) fn take(&mut self, is_it: impl Fn(&MessageBody) -> bool) -> Option<Received> {
         let address = self.messages.iter().find(|(_, message)| is_it(&message.body))?.0.clone();
         let message = self.messages.remove(&address)?;
         self.taken.insert(address.clone(), message.clone());
@@ -106,7 +106,7 @@ impl Inbox {
     }
 
     /// True if a message matches.
-    pub(crate) fn holds(&self, is_it: impl Fn(&Letter) -> bool) -> bool {
+    pub(crate) fn holds(&self, is_it: impl Fn(&MessageBody) -> bool) -> bool {
         self.messages.values().any(|message| is_it(&message.body))
     }
 
@@ -254,7 +254,7 @@ mod tests {
 
     /// The delivery of the message with this number.
     async fn delivery(number: u64) -> DeliveredMessages {
-        let body = Letter::Signal { name: "s".into(), payload: number.to_string() };
+        let body = MessageBody::Signal { name: "s".into(), payload: number.to_string() };
         let messages = vec![(key(number).await, Message { at_us: 0, body })];
         DeliveredMessages { generation: Generation(100 + number), messages }
     }
@@ -270,7 +270,7 @@ mod tests {
 
     fn payloads(inbox: &Inbox) -> Vec<String> {
         let payload = |message: &Message| match &message.body {
-            Letter::Signal { payload, .. } => payload.clone(),
+            MessageBody::Signal { payload, .. } => payload.clone(),
             _ => String::new(),
         };
         inbox.messages.values().map(payload).collect()

@@ -7,9 +7,9 @@ use std::collections::HashSet;
 
 use crate::lane::Part;
 use crate::store::{Commit, Key, Write};
-use crate::workflow::journal::place::{Path, Place};
+use crate::workflow::journal::place::{BranchPath, Place};
 use crate::workflow::run::inbox::Address;
-use crate::workflow::run::{Effect, Submitted};
+use crate::workflow::run::{OpEffect, Submitted};
 use crate::workflow::stored::record::{Entry, Kind};
 
 /// How many entries, and how many bytes of entries, may wait for the next commit before a commit is made for them.
@@ -22,7 +22,7 @@ pub(super) struct Pending {
     pub(super) entry: Entry,
     /// The number of the entry, in the order in which the code made them.
     pub(super) stamp: u64,
-    pub(super) effect: Option<Effect>,
+    pub(super) effect: Option<OpEffect>,
 }
 
 impl Pending {
@@ -47,7 +47,7 @@ pub(crate) struct Journal {
     flights: Vec<(u64, u64)>,
     last_flight: u64,
     /// The branches that were dropped while commits were in flight.
-    lost: Vec<Path>,
+    lost: Vec<BranchPath>,
     /// The operation whose own commit is in flight. Meanwhile there is no other commit.
     carrier: Option<u64>,
     /// Commits of operations' own that the driver has to send.
@@ -74,18 +74,18 @@ impl Default for Journal {
 
 impl Journal {
     /// Keeps an entry of the present poll.
-    pub(super) fn draft(&mut self, place: &Place, entry: Entry, effect: Option<Effect>) {
+    pub(super) fn draft(&mut self, place: &Place, entry: Entry, effect: Option<OpEffect>) {
         let pending = self.stamped(place, entry, effect);
         keep(&mut self.draft, pending);
     }
 
     /// Keeps an entry for the next commit.
-    pub(super) fn put(&mut self, place: &Place, entry: Entry, effect: Option<Effect>) {
+    pub(super) fn put(&mut self, place: &Place, entry: Entry, effect: Option<OpEffect>) {
         let pending = self.stamped(place, entry, effect);
         keep(&mut self.pending, pending);
     }
 
-    fn stamped(&mut self, place: &Place, entry: Entry, effect: Option<Effect>) -> Pending {
+    fn stamped(&mut self, place: &Place, entry: Entry, effect: Option<OpEffect>) -> Pending {
         self.stamps += 1;
         self.bytes += entry.bytes() + effect.as_ref().map_or(0, |effect| effect.part.bytes());
         self.first = self.first.min(self.stamps);
@@ -209,7 +209,7 @@ impl Journal {
 
     /// A branch was dropped: its entries are dropped too. Entries of commits in flight become durable unless their
     /// commit is refused. Returns the messages of the dropped entries: they were not received.
-    pub(super) fn give_up(&mut self, branch: &Path) -> Vec<Address> {
+    pub(super) fn give_up(&mut self, branch: &BranchPath) -> Vec<Address> {
         let mut given_back = Vec::new();
         for kept in [&mut self.pending, &mut self.draft] {
             let lost = kept.extract_if(.., |pending| pending.place.branch.is_within(branch));
@@ -226,7 +226,7 @@ impl Journal {
         let written = closing.iter().flat_map(|part| part.writes());
         let written: HashSet<&Key> =
             written.filter(|write| !matches!(write, Write::Delete(_))).map(Write::key).collect();
-        let is_on = |effect: &Effect| effect.part.writes().iter().any(|write| written.contains(write.key()));
+        let is_on = |effect: &OpEffect| effect.part.writes().iter().any(|write| written.contains(write.key()));
         self.pending.retain(|pending| !pending.effect.as_ref().is_some_and(is_on));
     }
 

@@ -38,8 +38,8 @@ impl Play {
     fn on(&mut self, event: Event) {
         let journal = &mut self.journal;
         match event {
-            Event::Put(number) => journal.put(&Path::default().at(number), entry(""), None),
-            Event::Draft(number) => journal.draft(&Path::default().at(number), entry(""), None),
+            Event::Put(number) => journal.put(&BranchPath::default().at(number), entry(""), None),
+            Event::Draft(number) => journal.draft(&BranchPath::default().at(number), entry(""), None),
             Event::Release => journal.release(),
             Event::WantAll => _ = journal.want_all(),
             Event::Fly => {
@@ -106,7 +106,7 @@ fn entry(name: &str) -> Entry {
 /// A commit is refused after the code has made a newer entry at the same place: the newer entry stays.
 #[test]
 fn an_entry_that_is_put_back_does_not_replace_a_newer_one() {
-    let (mut journal, place) = (Journal::default(), Path::default().at(0));
+    let (mut journal, place) = (Journal::default(), BranchPath::default().at(0));
     journal.put(&place, entry("old"), None);
     let taken = journal.take(&Commit::new());
     journal.put(&place, entry("new"), None);
@@ -118,11 +118,11 @@ fn an_entry_that_is_put_back_does_not_replace_a_newer_one() {
 /// A branch is dropped while its commit is in flight, and the commit is refused: its entries are gone.
 #[test]
 fn the_entries_of_a_dropped_branch_are_not_put_back() {
-    let branch = Path::default().fork(0, 1);
+    let branch = BranchPath::default().fork(0, 1);
     for (is_given_up, left) in [(false, 2), (true, 1)] {
         let mut journal = Journal::default();
         journal.put(&branch.at(0), entry("in the branch"), None);
-        journal.put(&Path::default().at(1), entry("beside it"), None);
+        journal.put(&BranchPath::default().at(1), entry("beside it"), None);
         let taken = journal.take(&Commit::new());
         let flight = journal.fly(&taken);
         if is_given_up {
@@ -139,10 +139,10 @@ fn the_entries_of_a_dropped_branch_are_not_put_back() {
 #[tokio::test]
 async fn a_commit_takes_each_key_once() {
     let space = Store::memory().await.unwrap().space(SpaceSpec::new("s")).await.unwrap();
-    let effect = || Some(Effect::from(Part::default().put(&space.key("k"), Vec::new())));
+    let effect = || Some(OpEffect::from(Part::default().put(&space.key("k"), Vec::new())));
     let mut journal = Journal::default();
-    journal.put(&Path::default().at(0), entry("first"), effect());
-    journal.put(&Path::default().at(1), entry("second"), effect());
+    journal.put(&BranchPath::default().at(0), entry("first"), effect());
+    journal.put(&BranchPath::default().at(1), entry("second"), effect());
     journal.want_all();
     let taken = journal.take(&Commit::new());
     assert_eq!((taken.len(), journal.is_wanted()), (1, true));

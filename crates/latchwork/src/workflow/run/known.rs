@@ -2,7 +2,7 @@
 //! It knows nothing of entries, messages or commits in flight.
 
 use crate::store::{Rev, Timestamp};
-use crate::workflow::stored::record::{Admission, Execution, Labels, Status};
+use crate::workflow::stored::record::{Admission, Execution, Labels, StoredStatus};
 
 #[derive(Default)]
 pub(crate) struct KnownRecord {
@@ -131,7 +131,7 @@ impl KnownRecord {
     /// True if the stored record differs from the record that the running execution has to have.
     pub(super) fn is_changed(&self) -> bool {
         let stored = &self.stored;
-        stored.status != Status::Running
+        stored.status != StoredStatus::Running
             || stored.timer_us.is_some()
             || stored.labels != self.labels
             || stored.cancel != self.cancel
@@ -143,7 +143,7 @@ impl KnownRecord {
     /// The record that the running execution has to have from now on.
     pub(super) fn running(&self) -> Execution {
         let mut after = Execution {
-            status: Status::Running,
+            status: StoredStatus::Running,
             timer_us: None,
             waits: Vec::new(),
             labels: self.labels.clone(),
@@ -199,7 +199,7 @@ mod tests {
     type Event = fn(&mut KnownRecord);
 
     fn running() -> KnownRecord {
-        let stored = Execution { workflow: "w".into(), status: Status::Running, ..Execution::default() };
+        let stored = Execution { workflow: "w".into(), status: StoredStatus::Running, ..Execution::default() };
         KnownRecord::new(stored, Some(Rev(3)))
     }
 
@@ -207,7 +207,8 @@ mod tests {
     /// wanted.
     #[test]
     fn the_record_is_written_if_and_only_if_an_event_has_changed_it() {
-        let cancelled = || Execution { cancel: Some("stop".into()), status: Status::Running, ..Execution::default() };
+        let cancelled =
+            || Execution { cancel: Some("stop".into()), status: StoredStatus::Running, ..Execution::default() };
         let table: &[(&str, &[Event], bool, bool)] = &[
             ("nothing", &[], false, false),
             ("a child", &[KnownRecord::start_child], true, false),
@@ -237,7 +238,8 @@ mod tests {
         assert!(known.changed(Rev(3), Some(Rev(4)), cancelled()) && known.cancel() == Some("stop"));
         assert!(!known.changed(Rev(3), Some(Rev(5)), cancelled()), "a change of an older record is a doubt");
         assert_eq!(known.rev(), Some(Rev(4)));
-        let mut waiting = KnownRecord::new(Execution { status: Status::Waiting, ..Execution::default() }, Some(Rev(1)));
+        let mut waiting =
+            KnownRecord::new(Execution { status: StoredStatus::Waiting, ..Execution::default() }, Some(Rev(1)));
         assert!(waiting.is_changed(), "the record of a waiting execution says that it waits");
         waiting.landed(waiting.running(), Some(Rev(2)));
         assert!(!waiting.is_changed());

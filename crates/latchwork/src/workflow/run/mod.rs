@@ -1,4 +1,4 @@
-//! One execution in memory. `State` holds its machines, each of which owns its fields: the record, the journal, the
+//! One execution in memory. `RunState` holds its machines, each of which owns its fields: the record, the journal, the
 //! operations, the inbox, the guards, the published values, the reviews and the residency. `Run` passes each event to
 //! the machines that it concerns. The execution's own task drives it; callers from outside also use this interface.
 
@@ -33,26 +33,26 @@ use crate::lane::Part;
 use crate::record::BadRecord;
 use crate::state::StateError;
 use crate::store::{Commit, Env, ErrorKind, Key, Outcome, Receipt, Refusal, Rev, StoreError, Timestamp};
-use crate::workflow::admission::Asked;
+use crate::workflow::admission::StartNeeds;
 use crate::workflow::definition::Definition;
-use crate::workflow::engine::Inner;
-use crate::workflow::journal::place::{Path, Place};
+use crate::workflow::engine::EngineInner;
+use crate::workflow::journal::place::{BranchPath, Place};
 use crate::workflow::stored::kept::Kept;
 use crate::workflow::stored::keys::{id_key, run_key};
-use crate::workflow::stored::record::{Entry, Execution, Status, Wait};
+use crate::workflow::stored::record::{Entry, Execution, StoredStatus, Wait};
 use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 
-pub(crate) use board::{Boarded, Effect, KEYED, RECORD, Verdict, turn};
+pub(crate) use board::{Boarded, KEYED, OpEffect, RECORD, RefusalVerdict, turn};
 pub(crate) use branch::Branch;
 pub(crate) use decide::Todo;
 use inbox::Inbox;
 pub(crate) use inbox::{Address, Received};
 use known::KnownRecord;
-pub(crate) use op::{Doing, Listed, Waited};
+pub(crate) use op::{Doing, OpInProgress, WaitEnd};
 pub(crate) use ops::CALLED_OFF;
 pub(crate) use residency::Probation;
 pub(crate) use seat::{Note, Seat};
-pub(crate) use state::State;
+pub(crate) use state::RunState;
 
 /// An execution that waits longer than this is evicted.
 pub(crate) const IDLE: Duration = Duration::from_secs(1);
@@ -61,12 +61,12 @@ pub(crate) const IDLE: Duration = Duration::from_secs(1);
 pub(crate) const ROOM: usize = 256 << 10;
 
 pub(crate) struct Run {
-    pub(crate) engine: Arc<Inner>,
+    pub(crate) engine: Arc<EngineInner>,
     pub(crate) id: ExecutionId,
     /// The key of its record.
     key: Key,
     pub(crate) definition: Arc<Definition>,
-    state: Mutex<State>,
+    state: Mutex<RunState>,
     /// Makes the driver look for work.
     nudge: Notify,
 }
@@ -75,11 +75,11 @@ pub(crate) struct Run {
 pub(crate) struct Submitted {
     pub(crate) commit: Commit,
     pub(crate) boarded: Boarded,
-    pub(crate) answer: oneshot::Sender<Sent>,
+    pub(crate) answer: oneshot::Sender<CommitOutcome>,
 }
 
 /// The outcome of a commit.
-pub(crate) enum Sent {
+pub(crate) enum CommitOutcome {
     Landed(Receipt),
     /// Refused for a reason that does not concern the execution itself.
     Refused(Refusal),
@@ -98,7 +98,7 @@ pub(crate) enum Stop {
     /// A newer program has stored something that this one cannot read. The stop itself is not stored.
     SetAside(String),
     /// An operator has ended it with this status.
-    Terminated(Status),
+    Terminated(StoredStatus),
     /// This engine is no longer its owner.
     Fenced,
     /// Its record was changed by another commit, possibly one of this engine.
@@ -122,29 +122,29 @@ impl Stop {
 
 /// The state of an execution after a commit.
 #[derive(Debug, Clone)]
-pub(crate) enum Next {
+pub(crate) enum NextState {
     Runs,
     /// Out of memory, at most until this time.
     Waits(Option<Timestamp>, Vec<Wait>),
     /// It is parked, or has ended.
-    Rests(Status),
+    Rests(StoredStatus),
     /// It continues as new, with this input.
     Continues(String),
     /// It has ended with this status, and another execution takes its place. The second field is the record of that
     /// one.
-    Succeeds(Status, Box<Execution>),
+    Succeeds(StoredStatus, Box<Execution>),
 }
 
 impl Run {
     /// Creates the run of a stored execution. Without a rev, the execution is not stored: its first commit stores it.
     pub(crate) fn new(
-        engine: Arc<Inner>,
+        engine: Arc<EngineInner>,
         definition: Arc<Definition>,
         id: ExecutionId,
         execution: Execution,
         rev: Option<Rev>,
     ) -> Run {
-        let state = State { known: KnownRecord::new(execution, rev), ..State::default() };
+        let state = RunState { known: KnownRecord::new(execution, rev), ..RunState::default() };
         let key = engine.record_of(&id);
         Run { engine, id, key, definition, state: Mutex::new(state), nudge: Notify::new() }
     }
@@ -156,7 +156,7 @@ impl Run {
     }
 
     /// Sets the admission that the first commit needs.
-    pub(crate) fn asking(mut self, asked: Option<Asked>) -> Run {
+    pub(crate) fn asking(mut self, asked: Option<StartNeeds>) -> Run {
         self.state.get_mut().residency.ask(asked);
         self
     }
@@ -168,7 +168,7 @@ impl Run {
     }
 
     /// Sets how often the execution was loaded without making progress.
-    pub(crate) fn taken_up(mut self, count: u32, probation: Option<Probation>) -> Run {
+    pub(crate) fn loaded(mut self, count: u32, probation: Option<Probation>) -> Run {
         self.state.get_mut().residency.load(count, probation);
         self
     }
@@ -190,7 +190,7 @@ impl Run {
     }
 
     /// Calls `look` with the locked state.
-    pub(crate) fn with<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
+    pub(crate) fn with<T>(&self, look: impl FnOnce(&mut RunState) -> T) -> T {
         look(&mut self.state.lock())
     }
 
@@ -205,7 +205,7 @@ impl Run {
     }
 
     /// The status it has ended with, if that is stored.
-    pub(crate) fn ended_as(&self) -> Option<Status> {
+    pub(crate) fn ended_as(&self) -> Option<StoredStatus> {
         let state = self.state.lock();
         let status = &state.known.stored().status;
         let ended = (state.known.is_stored() && status.is_terminal()).then_some(status);
@@ -271,7 +271,7 @@ impl Run {
     }
 
     /// Asks the driver to send a commit of an operation's own. The commit is sent even if the operation is dropped.
-    pub(crate) async fn submit(&self, commit: Commit, boarded: Boarded) -> Sent {
+    pub(crate) async fn submit(&self, commit: Commit, boarded: Boarded) -> CommitOutcome {
         let (answer, answered) = oneshot::channel();
         self.state.lock().journal.submit(Submitted { commit, boarded, answer });
         self.nudge();
@@ -293,12 +293,12 @@ impl Run {
     }
 
     /// Makes everything so far durable, together with the state after the commit.
-    pub(crate) async fn commit(&self, next: Next) -> Result<(), Stop> {
+    pub(crate) async fn commit(&self, next: NextState) -> Result<(), Stop> {
         let (commit, boarded) = self.board(Commit::new(), next);
         match self.send(commit, boarded).await {
-            Sent::Landed(_) => Ok(()),
-            Sent::Refused(_) => Err(Stop::Changed),
-            Sent::Stopped(stop) => Err(stop),
+            CommitOutcome::Landed(_) => Ok(()),
+            CommitOutcome::Refused(_) => Err(Stop::Changed),
+            CommitOutcome::Stopped(stop) => Err(stop),
         }
     }
 
@@ -311,20 +311,20 @@ impl Run {
     }
 
     /// Sends a commit and applies its outcome to the execution.
-    pub(crate) async fn send(&self, commit: Commit, boarded: Boarded) -> Sent {
+    pub(crate) async fn send(&self, commit: Commit, boarded: Boarded) -> CommitOutcome {
         match self.measured(commit).await {
             Ok(Outcome::Applied(receipt)) => {
                 self.landed(boarded, &receipt);
-                Sent::Landed(receipt)
+                CommitOutcome::Landed(receipt)
             }
             Ok(Outcome::Refused(refusal)) => match self.refused(boarded, &refusal) {
-                Verdict::Stop(stop) => Sent::Stopped(stop),
-                Verdict::Again => Sent::Refused(refusal),
+                RefusalVerdict::Stop(stop) => CommitOutcome::Stopped(stop),
+                RefusalVerdict::Again => CommitOutcome::Refused(refusal),
             },
             Err(error) => {
                 self.put_back(boarded);
                 self.engine.node.doubt();
-                Sent::Stopped(self.failed(error))
+                CommitOutcome::Stopped(self.failed(error))
             }
         }
     }
@@ -404,7 +404,7 @@ impl Run {
 
     /// Continues as new, with an empty journal; the stored record already says so.
     pub(crate) fn begin_anew(&self) {
-        self.with(State::begin_anew);
+        self.with(RunState::begin_anew);
     }
 
     /// Keeps an entry for the next commit.
@@ -413,12 +413,12 @@ impl Run {
     }
 
     /// Keeps an entry for the next commit, with an effect of the same commit.
-    pub(crate) fn put_with(&self, place: &Place, entry: Entry, effect: Option<Effect>) {
+    pub(crate) fn put_with(&self, place: &Place, entry: Entry, effect: Option<OpEffect>) {
         self.with(|state| state.put(place, entry, effect));
     }
 
     /// Keeps an entry for a commit that the code waits for. That commit holds everything the code did before it.
-    pub(crate) fn put_for_carrier(&self, place: &Place, entry: Entry, effect: Option<Effect>) {
+    pub(crate) fn put_for_carrier(&self, place: &Place, entry: Entry, effect: Option<OpEffect>) {
         self.with(|state| state.journal.put(place, entry, effect));
     }
 
@@ -442,7 +442,7 @@ impl Run {
     }
 
     /// A branch was dropped: its uncommitted entries are dropped too.
-    pub(crate) fn give_up(&self, branch: &Path) {
+    pub(crate) fn give_up(&self, branch: &BranchPath) {
         // A replay does not reach the branch's compensations either.
         let sagas: Vec<_> = self.with(|state| state.sagas.iter().filter_map(Weak::upgrade).collect());
         for undos in sagas {
@@ -473,7 +473,7 @@ impl Run {
         self.with(|state| state.journal.forget_pending());
     }
 
-    /// What to do while the code waits; see [`State::todo`].
+    /// What to do while the code waits; see [`RunState::todo`].
     pub(crate) fn todo(&self, idle: Duration, is_sure: bool) -> Todo {
         let (now, monotonic) = (self.env().now(), self.env().monotonic());
         self.with(|state| state.todo(now, monotonic, idle, is_sure))
@@ -503,12 +503,12 @@ pub(crate) fn hash_text(text: &str) -> u64 {
 }
 
 /// The longest value of a caller, in bytes. Everything else that a record holds has to fit beside it.
-pub(crate) fn largest(engine: &Inner) -> usize {
+pub(crate) fn largest(engine: &EngineInner) -> usize {
     engine.store.limits().value_bytes.saturating_sub(ROOM)
 }
 
 /// The range of an execution's journal: of all its runs, or of the runs before one.
-pub(crate) fn journal_range(engine: &Inner, id: &ExecutionId, before: Option<u32>) -> crate::store::Range {
+pub(crate) fn journal_range(engine: &EngineInner, id: &ExecutionId, before: Option<u32>) -> crate::store::Range {
     let space = &engine.spaces.journal;
     match before {
         None => space.prefix(id_key(id)),

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crate::store::Timestamp;
 use crate::workflow::Failure;
-use crate::workflow::journal::place::{Path, Place};
-use crate::workflow::run::{Run, State};
+use crate::workflow::journal::place::{BranchPath, Place};
+use crate::workflow::run::{Run, RunState};
 use crate::workflow::stored::record::WaitsFor;
 
 /// An operation in progress.
@@ -16,7 +16,7 @@ pub(crate) struct Doing {
     pub(crate) run: Arc<Run>,
     pub(crate) op: u64,
     /// The branch of the operation, if it is an operation of the code.
-    within: Option<Path>,
+    within: Option<BranchPath>,
     /// True if it continues when the execution is cancelled.
     is_shielded: bool,
     /// True if it runs beside the code.
@@ -24,7 +24,7 @@ pub(crate) struct Doing {
 }
 
 /// How a wait ended.
-pub(crate) enum Waited<T> {
+pub(crate) enum WaitEnd<T> {
     Got(T),
     TimedOut,
     Cancelled,
@@ -35,16 +35,16 @@ pub(crate) enum Waited<T> {
 pub(crate) struct Refused;
 
 /// An operation in progress; dropping this ends it.
-pub(crate) struct Listed(pub(crate) Doing);
+pub(crate) struct OpInProgress(pub(crate) Doing);
 
-impl Listed {
+impl OpInProgress {
     /// Begins an operation that is not one of the code.
-    pub(crate) fn begin(run: &Arc<Run>, what: WaitsFor) -> Listed {
-        Listed(Doing::begin(run, what, None))
+    pub(crate) fn begin(run: &Arc<Run>, what: WaitsFor) -> OpInProgress {
+        OpInProgress(Doing::begin(run, what, None))
     }
 }
 
-impl std::ops::Deref for Listed {
+impl std::ops::Deref for OpInProgress {
     type Target = Doing;
 
     fn deref(&self) -> &Doing {
@@ -52,14 +52,14 @@ impl std::ops::Deref for Listed {
     }
 }
 
-impl Drop for Listed {
+impl Drop for OpInProgress {
     fn drop(&mut self) {
         self.0.ends();
     }
 }
 
 impl Doing {
-    pub(crate) fn begin(run: &Arc<Run>, what: WaitsFor, within: Option<Path>) -> Doing {
+    pub(crate) fn begin(run: &Arc<Run>, what: WaitsFor, within: Option<BranchPath>) -> Doing {
         let since = run.env().now();
         let op = run.with(|state| state.ops.begin(what, since));
         Doing { run: run.clone(), op, within, is_shielded: false, is_aside: false }
@@ -85,8 +85,8 @@ impl Doing {
         self.run.with(|state| self.is_given_up(state))
     }
 
-    fn is_given_up(&self, state: &State) -> bool {
-        let is_cancelled = |within: &Path| !self.is_shielded && state.cancelled(within).is_some();
+    fn is_given_up(&self, state: &RunState) -> bool {
+        let is_cancelled = |within: &BranchPath| !self.is_shielded && state.cancelled(within).is_some();
         self.within.as_ref().is_some_and(|within| state.guards.lost().is_some() || is_cancelled(within))
     }
 
@@ -111,8 +111,8 @@ impl Doing {
         what: WaitsFor,
         since: Timestamp,
         until: Option<Timestamp>,
-        mut look: impl FnMut(&mut State) -> Option<T>,
-    ) -> Waited<T> {
+        mut look: impl FnMut(&mut RunState) -> Option<T>,
+    ) -> WaitEnd<T> {
         let began = self.run.env().now();
         let since = self.run.with(|state| {
             // The execution may have been out of memory during this wait.
@@ -130,10 +130,10 @@ impl Doing {
                 return Poll::Pending;
             }
             if let Some(found) = look(&mut state) {
-                return Poll::Ready(Waited::Got(found));
+                return Poll::Ready(WaitEnd::Got(found));
             }
             if self.is_given_up(&state) {
-                return Poll::Ready(Waited::Cancelled);
+                return Poll::Ready(WaitEnd::Cancelled);
             }
             state.ops.set_waker(self.op, context.waker());
             drop(state);
@@ -141,7 +141,7 @@ impl Doing {
                 Some(sleep) => sleep.as_mut().poll(context).is_ready(),
                 None => until.is_some(),
             };
-            if is_over { Poll::Ready(Waited::TimedOut) } else { Poll::Pending }
+            if is_over { Poll::Ready(WaitEnd::TimedOut) } else { Poll::Pending }
         });
         let waited = waited.await;
         self.run.with(|state| state.ops.stop_waiting(self.op));
@@ -152,7 +152,7 @@ impl Doing {
 
     /// Makes everything so far durable. Returns when that has happened, or when this operation's part was refused.
     pub(crate) async fn flush(&self) -> Result<(), Refused> {
-        let stamp = self.run.with(State::want_all);
+        let stamp = self.run.with(RunState::want_all);
         self.until(|state| {
             if state.ops.take_refused(self.op) {
                 return Some(Err(Refused));
@@ -164,13 +164,13 @@ impl Doing {
 
     /// Asks for the execution to be stored, and waits until it is.
     pub(crate) async fn stored(&self) {
-        self.until(State::is_stored_or_wants).await
+        self.until(RunState::is_stored_or_wants).await
     }
 
     /// Makes everything so far durable, for a caller outside of the workflow. None if the execution left memory before
     /// that.
     pub(crate) async fn flushed(&self) -> Option<()> {
-        let stamp = self.run.with(State::want_all);
+        let stamp = self.run.with(RunState::want_all);
         self.outside(|state| state.is_durable(stamp).then_some(())).await
     }
 
@@ -180,7 +180,7 @@ impl Doing {
     }
 
     /// Waits, from outside of the workflow, until `look` finds something. None if the execution has left memory.
-    pub(crate) async fn outside<T>(&self, mut look: impl FnMut(&mut State) -> Option<T>) -> Option<T> {
+    pub(crate) async fn outside<T>(&self, mut look: impl FnMut(&mut RunState) -> Option<T>) -> Option<T> {
         self.until(|state| match look(state) {
             None if !state.residency.has_left() => None,
             found => Some(found),
@@ -205,7 +205,7 @@ impl Doing {
     }
 
     /// Calls `look` whenever the operation is woken, until it finds something.
-    pub(crate) async fn until<T>(&self, mut look: impl FnMut(&mut State) -> Option<T>) -> T {
+    pub(crate) async fn until<T>(&self, mut look: impl FnMut(&mut RunState) -> Option<T>) -> T {
         std::future::poll_fn(|context| {
             let mut state = self.run.state.lock();
             if let Some(found) = look(&mut state) {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::task::Waker;
 
 use crate::store::Timestamp;
-use crate::workflow::journal::place::{Path, Place};
+use crate::workflow::journal::place::{BranchPath, Place};
 use crate::workflow::stored::record::{Wait, WaitsFor};
 
 /// The reason why operations are cancelled in the branches beside a failed one.
@@ -13,7 +13,7 @@ pub(crate) const CALLED_OFF: &str = "a branch beside it has failed";
 
 #[derive(Default)]
 pub(crate) struct OpTable {
-    ops: BTreeMap<u64, Op>,
+    ops: BTreeMap<u64, OpState>,
     last: u64,
     /// The operations that only wait, by what they wait for; and how many there are.
     waiting: BTreeMap<WaitsFor, Vec<u64>>,
@@ -25,7 +25,7 @@ pub(crate) struct OpTable {
 }
 
 /// An operation in progress.
-struct Op {
+struct OpState {
     what: WaitsFor,
     since: Timestamp,
     until: Option<Timestamp>,
@@ -40,7 +40,7 @@ impl OpTable {
     /// An operation begins. Returns its number.
     pub(super) fn begin(&mut self, what: WaitsFor, since: Timestamp) -> u64 {
         self.last += 1;
-        let op = Op { what, since, until: None, waits: false, refused: false, waker: None };
+        let op = OpState { what, since, until: None, waits: false, refused: false, waker: None };
         self.ops.insert(self.last, op);
         self.last
     }
@@ -131,7 +131,7 @@ impl OpTable {
         asides.filter_map(|op| op.waker.as_ref()).for_each(Waker::wake_by_ref);
     }
 
-    fn wake(&self, which: impl Fn(&Op) -> bool) {
+    fn wake(&self, which: impl Fn(&OpState) -> bool) {
         self.ops.values().filter(|op| which(op)).filter_map(|op| op.waker.as_ref()).for_each(Waker::wake_by_ref);
     }
 
@@ -147,7 +147,7 @@ impl OpTable {
     }
 
     /// Why the operations of a branch are cancelled, if a branch beside it has failed.
-    pub(super) fn called_off(&self, branch: &Path) -> Option<&'static str> {
+    pub(super) fn called_off(&self, branch: &BranchPath) -> Option<&'static str> {
         let is_called_off =
             |(fork, failed): &(Place, usize)| fork.beside(branch).is_some_and(|beside| beside != *failed);
         self.called_off.iter().any(is_called_off).then_some(CALLED_OFF)
@@ -170,8 +170,11 @@ impl OpTable {
 
     /// What the operations do or wait for.
     pub(crate) fn doing(&self) -> Vec<Wait> {
-        let wait =
-            |op: &Op| Wait { what: op.what.clone(), since_us: op.since.0, until_us: op.until.map(|until| until.0) };
+        let wait = |op: &OpState| Wait {
+            what: op.what.clone(),
+            since_us: op.since.0,
+            until_us: op.until.map(|until| until.0),
+        };
         self.ops.values().map(wait).collect()
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::store::Key;
-use crate::workflow::journal::place::{Path, Place};
+use crate::workflow::journal::place::{BranchPath, Place};
 use crate::workflow::stored::kept::Published;
 
 /// The published values of an execution.
@@ -86,7 +86,7 @@ impl OpenReviews {
     }
 
     /// A branch was dropped: its reviews are closed.
-    pub(super) fn give_up(&mut self, branch: &Path) {
+    pub(super) fn give_up(&mut self, branch: &BranchPath) {
         let lost = self.open.extract_if(.., |place, _| place.branch.is_within(branch));
         self.draft.extend(lost.map(|(_, key)| key));
     }

@@ -3,9 +3,9 @@
 
 use tokio::sync::oneshot;
 
-use crate::workflow::admission::Asked;
+use crate::workflow::admission::StartNeeds;
 use crate::workflow::run::Stop;
-use crate::workflow::stored::record::Status;
+use crate::workflow::stored::record::StoredStatus;
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
 /// Held by an execution that may have crashed the process, until it has made progress.
@@ -18,14 +18,14 @@ pub(crate) struct Residency {
     /// The channel to the caller of the start, until that caller is notified.
     started: Option<oneshot::Sender<Result<()>>>,
     /// What the start requests from admission, if the first commit needs it.
-    asked: Option<Asked>,
+    asked: Option<StartNeeds>,
     /// How often the execution was loaded without making progress.
     loads: u32,
     probation: Option<Probation>,
     /// The input of the next run, if the code continues as new.
     continues: Option<String>,
     /// How the execution ended, if another has taken its place.
-    succeeded: Option<Status>,
+    succeeded: Option<StoredStatus>,
     stop: Option<Stop>,
     has_left: bool,
 }
@@ -37,11 +37,11 @@ impl Residency {
     }
 
     /// The first commit needs admission.
-    pub(super) fn ask(&mut self, asked: Option<Asked>) {
+    pub(super) fn ask(&mut self, asked: Option<StartNeeds>) {
         self.asked = asked;
     }
 
-    pub(crate) fn take_asked(&mut self) -> Option<Asked> {
+    pub(crate) fn take_asked(&mut self) -> Option<StartNeeds> {
         self.asked.take()
     }
 
@@ -68,7 +68,7 @@ impl Residency {
     pub(super) fn landed(
         &mut self,
         is_progress: bool,
-        succeeded: Option<Status>,
+        succeeded: Option<StoredStatus>,
     ) -> Option<oneshot::Sender<Result<()>>> {
         if is_progress {
             (self.loads, self.probation) = (0, None);
@@ -78,7 +78,7 @@ impl Residency {
     }
 
     /// How it ended, if another has taken its place.
-    pub(super) fn succeeded(&self) -> Option<&Status> {
+    pub(super) fn succeeded(&self) -> Option<&StoredStatus> {
         self.succeeded.as_ref()
     }
 
@@ -154,7 +154,7 @@ mod tests {
             (Stop::Taken, Some(false)),
             (Stop::Fenced, Some(false)),
             (Stop::Parked("why".into()), None),
-            (Stop::Terminated(Status::TimedOut), None),
+            (Stop::Terminated(StoredStatus::TimedOut), None),
         ];
         for (stop, told) in table {
             let (sender, mut receiver) = oneshot::channel();

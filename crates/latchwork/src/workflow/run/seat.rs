@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::lane::Rider;
 use crate::store::{Commit, Receipt, Refusal, StoreError};
-use crate::workflow::run::{Boarded, Doing, Next, Run, Verdict};
+use crate::workflow::run::{Boarded, Doing, NextState, RefusalVerdict, Run};
 
 /// What an execution records of a job that it rides with.
 pub(crate) trait Note<A, R>: Send {
@@ -69,7 +69,7 @@ impl<A, R, N: Note<A, R>> Rider<A, R> for Seat<N> {
     fn board(&mut self, commit: Commit, answer: &A) -> Commit {
         self.rise();
         self.note.answered(&self.doing.run, answer);
-        let (commit, boarded) = self.doing.run.board(commit, Next::Runs);
+        let (commit, boarded) = self.doing.run.board(commit, NextState::Runs);
         self.boarded = Some(boarded);
         commit
     }
@@ -82,7 +82,7 @@ impl<A, R, N: Note<A, R>> Rider<A, R> for Seat<N> {
 
     fn refused(&mut self, refusal: &Refusal) -> bool {
         let run = &self.doing.run;
-        if let Some(Verdict::Stop(stop)) = self.boarded.take().map(|boarded| run.refused(boarded, refusal)) {
+        if let Some(RefusalVerdict::Stop(stop)) = self.boarded.take().map(|boarded| run.refused(boarded, refusal)) {
             run.set_stop(stop);
             return true;
         }

@@ -7,8 +7,8 @@ use crate::store::Key;
 use crate::workflow::ctx::beats::Attempts;
 use crate::workflow::ctx::locks::Grant;
 use crate::workflow::ctx::saga::Undos;
-use crate::workflow::journal::place::{Path, Place};
-use crate::workflow::run::Effect;
+use crate::workflow::journal::place::{BranchPath, Place};
+use crate::workflow::run::OpEffect;
 use crate::workflow::run::guards::Guards;
 use crate::workflow::run::inbox::{Address, Inbox};
 use crate::workflow::run::journal::Journal;
@@ -20,7 +20,7 @@ use crate::workflow::stored::record::{Entry, Labels};
 
 /// The machines of an execution. No machine knows another one; this type applies an event to all machines it concerns.
 #[derive(Default)]
-pub(crate) struct State {
+pub(crate) struct RunState {
     pub(crate) known: KnownRecord,
     pub(super) journal: Journal,
     pub(crate) ops: OpTable,
@@ -36,9 +36,9 @@ pub(crate) struct State {
     pub(super) is_polled: bool,
 }
 
-impl State {
+impl RunState {
     /// Keeps an entry for the next commit; while the code is polled, for the first commit after the poll.
-    pub(super) fn put(&mut self, place: &Place, entry: Entry, effect: Option<Effect>) {
+    pub(super) fn put(&mut self, place: &Place, entry: Entry, effect: Option<OpEffect>) {
         if self.is_polled {
             self.journal.draft(place, entry, effect);
         } else {
@@ -80,7 +80,7 @@ impl State {
     }
 
     /// A branch was dropped: its uncommitted entries are dropped too.
-    pub(super) fn give_up(&mut self, branch: &Path) {
+    pub(super) fn give_up(&mut self, branch: &BranchPath) {
         let given_back = self.journal.give_up(branch);
         self.give_back(given_back);
         self.reviews.give_up(branch);
@@ -132,7 +132,7 @@ impl State {
     }
 
     /// Why the operations of a branch are cancelled, if they are.
-    pub(crate) fn cancelled(&self, branch: &Path) -> Option<&str> {
+    pub(crate) fn cancelled(&self, branch: &BranchPath) -> Option<&str> {
         self.known.cancel().or_else(|| self.ops.called_off(branch))
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::workflow::ExecutionId;
-use crate::workflow::engine::Inner;
+use crate::workflow::engine::EngineInner;
 use crate::workflow::run::Run;
 use crate::workflow::stored::record::{Execution, Intent};
 
@@ -40,15 +40,15 @@ impl Unbegun {
 
 /// An execution that a commit makes running, until the outcome of that commit is known.
 pub(crate) struct SetRunning {
-    engine: Arc<Inner>,
+    engine: Arc<EngineInner>,
     id: ExecutionId,
     since: u64,
     has_landed: bool,
 }
 
-impl Inner {
+impl EngineInner {
     /// Counts the first attempt of an execution in the commit that makes it running.
-    pub(crate) fn set_running(self: &Arc<Inner>, id: &ExecutionId, execution: &mut Execution) -> SetRunning {
+    pub(crate) fn set_running(self: &Arc<EngineInner>, id: &ExecutionId, execution: &mut Execution) -> SetRunning {
         let now = self.store.env().now();
         execution.intent = Some(Intent::of_first(now));
         self.unbegun.0.lock().insert(id.clone(), now.0);

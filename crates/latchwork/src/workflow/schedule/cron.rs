@@ -26,7 +26,7 @@ pub(crate) struct Cron {
 }
 
 /// The allowed values of one field of an expression.
-struct Field {
+struct CronField {
     name: &'static str,
     least: u64,
     most: u64,
@@ -37,13 +37,13 @@ struct Field {
 const MONTHS: [&str; 12] = ["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"];
 const WEEKDAYS: [&str; 7] = ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"];
 
-const FIELDS: [Field; 6] = [
-    Field { name: "second", least: 0, most: 59, names: &[] },
-    Field { name: "minute", least: 0, most: 59, names: &[] },
-    Field { name: "hour", least: 0, most: 23, names: &[] },
-    Field { name: "day of the month", least: 1, most: 31, names: &[] },
-    Field { name: "month", least: 1, most: 12, names: &MONTHS },
-    Field { name: "day of the week", least: 0, most: 7, names: &WEEKDAYS },
+const FIELDS: [CronField; 6] = [
+    CronField { name: "second", least: 0, most: 59, names: &[] },
+    CronField { name: "minute", least: 0, most: 59, names: &[] },
+    CronField { name: "hour", least: 0, most: 23, names: &[] },
+    CronField { name: "day of the month", least: 1, most: 31, names: &[] },
+    CronField { name: "month", least: 1, most: 12, names: &MONTHS },
+    CronField { name: "day of the week", least: 0, most: 7, names: &WEEKDAYS },
 ];
 
 /// The longest gap between two matching days: from 29 February 2096 to 29 February 2104.
@@ -170,7 +170,7 @@ fn words(text: &str) -> impl Iterator<Item = (usize, &str)> {
     text.split_whitespace().map(move |word| (place(word), word))
 }
 
-impl Field {
+impl CronField {
     /// Returns the set of numbers of one list item: `*`, a number or a range, each with or without a step.
     fn item(&self, item: &str) -> Result<u64, String> {
         let (range, step) = match item.split_once('/') {

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use super::plan::Plan;
-use super::stored::{Backfill, Cause, Occurrence, Stored};
+use super::plan::SchedulePlan;
+use super::stored::{Backfill, Cause, Occurrence, ScheduleRecord};
 use super::{Overlap, RunOutcome};
 use crate::store::Timestamp;
 
@@ -27,7 +27,12 @@ pub(crate) enum Deed {
 }
 
 /// Returns what a schedule does next, and its record after that. None if there is nothing to do now.
-pub(crate) fn decide(before: &Stored, plan: &Plan, now: Timestamp, is_running: bool) -> Option<(Deed, Stored)> {
+pub(crate) fn decide(
+    before: &ScheduleRecord,
+    plan: &SchedulePlan,
+    now: Timestamp,
+    is_running: bool,
+) -> Option<(Deed, ScheduleRecord)> {
     let is_free = !is_running || before.overlap == Overlap::Allow;
     if let (true, Some(place)) = (is_free, first_waiting(before)) {
         let mut after = before.clone();
@@ -50,7 +55,12 @@ pub(crate) fn decide(before: &Stored, plan: &Plan, now: Timestamp, is_running: b
 }
 
 /// When the keeper must look at a schedule again. The end of an execution makes it look at once.
-pub(crate) fn due(schedule: &Stored, plan: &Plan, now: Timestamp, is_running: bool) -> Option<Timestamp> {
+pub(crate) fn due(
+    schedule: &ScheduleRecord,
+    plan: &SchedulePlan,
+    now: Timestamp,
+    is_running: bool,
+) -> Option<Timestamp> {
     let is_free = !is_running || schedule.overlap == Overlap::Allow;
     let has_more = first_waiting(schedule).is_some() || !schedule.backfills.is_empty();
     if !schedule.triggers.is_empty() || (is_free && has_more) {
@@ -60,13 +70,19 @@ pub(crate) fn due(schedule: &Stored, plan: &Plan, now: Timestamp, is_running: bo
 }
 
 /// The index of the first waiting occurrence that may start. A paused schedule starts only what an operator requested.
-fn first_waiting(schedule: &Stored) -> Option<usize> {
+fn first_waiting(schedule: &ScheduleRecord) -> Option<usize> {
     let may = |waiting: &Occurrence| schedule.paused.is_none() || waiting.cause != Cause::Time;
     schedule.waiting.iter().position(may)
 }
 
 /// Handles the next occurrence: it is due, or it and those after it were missed.
-fn occur(before: &Stored, plan: &Plan, next: Timestamp, now: Timestamp, is_running: bool) -> (Deed, Stored) {
+fn occur(
+    before: &ScheduleRecord,
+    plan: &SchedulePlan,
+    next: Timestamp,
+    now: Timestamp,
+    is_running: bool,
+) -> (Deed, ScheduleRecord) {
     let mut after = before.clone();
     let window = Duration::from_micros(before.catch_up_us).max(LEAST_CATCH_UP);
     let horizon = now.minus(window).minus(Duration::from_micros(plan.jitter_us()));
@@ -83,7 +99,7 @@ fn occur(before: &Stored, plan: &Plan, next: Timestamp, now: Timestamp, is_runni
 }
 
 /// Applies the overlap policy to an occurrence.
-fn arrive(mut after: Stored, occurrence: Occurrence, is_running: bool) -> (Deed, Stored) {
+fn arrive(mut after: ScheduleRecord, occurrence: Occurrence, is_running: bool) -> (Deed, ScheduleRecord) {
     let start = |cancels| Deed::Start { occurrence: occurrence.clone(), cancels };
     let note = |outcome| Deed::Note { occurrence: occurrence.clone(), outcome };
     let skip = |reason: &str| note(RunOutcome::Skipped(reason.into()));
@@ -108,7 +124,7 @@ fn arrive(mut after: Stored, occurrence: Occurrence, is_running: bool) -> (Deed,
 }
 
 /// The next occurrence of a backfill. A backfill skips and cancels nothing: it waits until no execution runs.
-fn backfill(before: &Stored, plan: &Plan) -> Option<(Deed, Stored)> {
+fn backfill(before: &ScheduleRecord, plan: &SchedulePlan) -> Option<(Deed, ScheduleRecord)> {
     let mut after = before.clone();
     while let Some(Backfill { from_us, to_us }) = after.backfills.first().cloned() {
         let Some(found) = plan.from(Timestamp(from_us)).filter(|found| found.0 < to_us) else {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::error::ScheduleError;
-use super::plan::Plan;
+use super::plan::SchedulePlan;
 use super::stored::{Timing, When};
 use crate::json::{self, JsonError};
 use crate::store::Timestamp;
@@ -53,7 +53,7 @@ pub enum Overlap {
 #[must_use = "a schedule does nothing until it is put"]
 pub struct Schedule {
     pub(super) name: String,
-    when: Asked,
+    when: GivenTiming,
     zone: Option<String>,
     jitter: Duration,
     start: Option<Timestamp>,
@@ -65,13 +65,13 @@ pub struct Schedule {
 }
 
 #[derive(Debug, Clone)]
-enum Asked {
+enum GivenTiming {
     Cron(String),
     Every(Duration),
 }
 
 impl Schedule {
-    fn new(name: impl Into<String>, when: Asked) -> Schedule {
+    fn new(name: impl Into<String>, when: GivenTiming) -> Schedule {
         Schedule {
             name: name.into(),
             when,
@@ -88,13 +88,13 @@ impl Schedule {
     /// A schedule with a cron expression: five fields, or six that begin with the second. The time zone is UTC unless
     /// one is set. docs/workflows/schedules.md describes the expressions.
     pub fn cron(name: impl Into<String>, expression: impl Into<String>) -> Schedule {
-        Schedule::new(name, Asked::Cron(expression.into()))
+        Schedule::new(name, GivenTiming::Cron(expression.into()))
     }
 
     /// A schedule with an interval, counted from its start time. Without a start time it counts from 1970, so that an
     /// interval of one hour fires on the hour. The shortest interval is one second.
     pub fn every(name: impl Into<String>, interval: Duration) -> Schedule {
-        Schedule::new(name, Asked::Every(interval))
+        Schedule::new(name, GivenTiming::Every(interval))
     }
 
     /// The time zone of the cron expression, by its IANA name.
@@ -148,22 +148,22 @@ impl Schedule {
     }
 
     /// Returns when the schedule fires, or why that is impossible.
-    pub(super) fn timing(&self) -> Result<(Timing, Plan), ScheduleError> {
+    pub(super) fn timing(&self) -> Result<(Timing, SchedulePlan), ScheduleError> {
         let name = || self.name.clone();
         check_name(&self.name)?;
         let when = match &self.when {
-            Asked::Cron(expression) => {
+            GivenTiming::Cron(expression) => {
                 let zone = self.zone.clone().unwrap_or_else(|| "UTC".into());
                 When::Cron { expression: expression.clone(), zone }
             }
-            Asked::Every(_) if self.zone.is_some() => return Err(ScheduleError::ZoneOfInterval { name: name() }),
-            Asked::Every(interval) if *interval < Duration::from_secs(1) => {
+            GivenTiming::Every(_) if self.zone.is_some() => return Err(ScheduleError::ZoneOfInterval { name: name() }),
+            GivenTiming::Every(interval) if *interval < Duration::from_secs(1) => {
                 return Err(ScheduleError::Interval { interval: *interval });
             }
-            Asked::Every(interval) if self.jitter > *interval => {
+            GivenTiming::Every(interval) if self.jitter > *interval => {
                 return Err(ScheduleError::Jitter { jitter: self.jitter, interval: *interval });
             }
-            Asked::Every(interval) => When::Every { every_us: micros(*interval) },
+            GivenTiming::Every(interval) => When::Every { every_us: micros(*interval) },
         };
         if let (Some(start), Some(end)) = (self.start, self.end)
             && end <= start
@@ -172,7 +172,7 @@ impl Schedule {
         }
         let [start_us, end_us] = [self.start, self.end].map(|time| time.map(|time| time.0));
         let timing = Timing { jitter_us: micros(self.jitter), start_us, end_us, ..Timing::new(when) };
-        let plan = Plan::of(&self.name, &timing)?;
+        let plan = SchedulePlan::of(&self.name, &timing)?;
         match plan.from(Timestamp(0)) {
             Some(_) => Ok((timing, plan)),
             None => Err(ScheduleError::NeverFires { name: name() }),

@@ -9,15 +9,15 @@ use std::time::Duration;
 use futures_util::{StreamExt, stream};
 
 use super::decide::{Deed, decide, due};
-use super::plan::Plan;
-use super::stored::{KEPT_RUNS, Occurrence, PastRun, Spaces, Stored, read_due, read_running};
+use super::plan::SchedulePlan;
+use super::stored::{KEPT_RUNS, Occurrence, PastRun, ScheduleRecord, ScheduleSpaces, read_due, read_running};
 use super::{RunOutcome, SCHEDULE};
 use crate::lane::Part;
 use crate::node::alarm::{Alarms, Due, Keeper};
 use crate::node::{ExecutionId, Node};
 use crate::record::Record;
 use crate::store::{ErrorKind, Key, Order, Rev, Timestamp};
-use crate::workflow::engine::Inner;
+use crate::workflow::engine::EngineInner;
 use crate::workflow::stored::record::{fetch, fetch_execution};
 use crate::workflow::{Result, WorkflowError};
 
@@ -32,7 +32,7 @@ const MOST_CANCELLED: usize = 64;
 
 /// The state of an engine for schedules.
 pub(crate) struct Scheduling {
-    pub(crate) spaces: Spaces,
+    pub(crate) spaces: ScheduleSpaces,
     pub(crate) alarms: Arc<Alarms>,
 }
 
@@ -40,24 +40,24 @@ pub(crate) struct Scheduling {
 const LATEST: Duration = Duration::from_secs(1);
 
 impl Scheduling {
-    pub(crate) fn new(node: &Arc<Node>, spaces: Spaces) -> Scheduling {
+    pub(crate) fn new(node: &Arc<Node>, spaces: ScheduleSpaces) -> Scheduling {
         Scheduling { alarms: Alarms::on_time(node, &spaces.due, LATEST), spaces }
     }
 }
 
 /// Fires schedules.
-pub(crate) struct Fire;
+pub(crate) struct FireSchedules;
 
-impl Keeper for Fire {
-    type Engine = Inner;
+impl Keeper for FireSchedules {
+    type Engine = EngineInner;
 
-    fn alarms(engine: &Inner) -> &Arc<Alarms> {
+    fn alarms(engine: &EngineInner) -> &Arc<Alarms> {
         &engine.scheduling.alarms
     }
 
     const BATCH: usize = AT_ONCE;
 
-    async fn ring(engine: &Arc<Inner>, due: Vec<Due>, damaged: Vec<Key>) -> bool {
+    async fn ring(engine: &Arc<EngineInner>, due: Vec<Due>, damaged: Vec<Key>) -> bool {
         damaged.iter().for_each(|key| tracing::error!(%key, "an alarm of a schedule is damaged; it is skipped"));
         let mut schedules: BTreeMap<String, Vec<Key>> = BTreeMap::new();
         for Due { id, key, .. } in due {
@@ -79,25 +79,25 @@ impl Keeper for Fire {
 }
 
 /// A schedule as it was read, with everything else that a decision needs.
-struct Look {
-    before: Stored,
+struct ReadSchedule {
+    before: ScheduleRecord,
     rev: Rev,
-    plan: Plan,
+    plan: SchedulePlan,
     now: Timestamp,
     running: Vec<ExecutionId>,
 }
 
 /// The result of a decision.
-enum Done {
+enum AfterDecision {
     /// The commit has landed, or another commit changed the schedule. The schedule must be looked at again.
     Again,
     /// There is nothing more to do now.
     Rests,
 }
 
-impl Inner {
+impl EngineInner {
     /// The part for the commit that ends an execution: it reports the end to the schedule.
-    pub(crate) fn ending_scheduled(self: &Arc<Inner>, schedule: &str, id: &ExecutionId) -> Part {
+    pub(crate) fn ending_scheduled(self: &Arc<EngineInner>, schedule: &str, id: &ExecutionId) -> Part {
         let (spaces, now) = (&self.scheduling.spaces, self.store.env().now());
         let part = self.node.for_any(schedule.as_bytes()).delete(&spaces.running(schedule, id));
         let (alarms, name) = (self.scheduling.alarms.clone(), ExecutionId::from(schedule));
@@ -115,10 +115,10 @@ impl Inner {
     }
 
     /// Does everything for a schedule that is due. Returns the notices that must still be deleted.
-    async fn see_to(self: &Arc<Inner>, name: &str, mut notices: Vec<Key>) -> Result<Vec<Key>> {
+    async fn see_to(self: &Arc<EngineInner>, name: &str, mut notices: Vec<Key>) -> Result<Vec<Key>> {
         for _ in 0..MOST_COMMITS {
             let Some(look) = self.look_at(name).await? else { return Ok(notices) };
-            if let Done::Rests = self.act(name, &look, &mut notices).await? {
+            if let AfterDecision::Rests = self.act(name, &look, &mut notices).await? {
                 return Ok(notices);
             }
         }
@@ -127,14 +127,14 @@ impl Inner {
         Ok(Vec::new())
     }
 
-    async fn look_at(&self, name: &str) -> Result<Option<Look>> {
+    async fn look_at(&self, name: &str) -> Result<Option<ReadSchedule>> {
         let (spaces, view) = (&self.scheduling.spaces, self.store.view().await?);
-        let found = fetch::<Stored>(&view, &spaces.schedule(name), || format!("schedule {name:?}")).await?;
+        let found = fetch::<ScheduleRecord>(&view, &spaces.schedule(name), || format!("schedule {name:?}")).await?;
         let Some((before, item)) = found else { return Ok(None) };
         let running = view.scan(&spaces.all_running(name), Order::Ascending, MOST_CANCELLED).await?;
         let running = running.iter().filter_map(|(key, _)| read_running(key)).collect();
-        let plan = Plan::of(name, &before.timing).map_err(WorkflowError::Schedule)?;
-        Ok(Some(Look { before, rev: item.rev, plan, now: self.store.env().now(), running }))
+        let plan = SchedulePlan::of(name, &before.timing).map_err(WorkflowError::Schedule)?;
+        Ok(Some(ReadSchedule { before, rev: item.rev, plan, now: self.store.env().now(), running }))
     }
 
     /// Deletes the notices of schedules that have nothing more to do, all in one commit. Returns false if that failed;
@@ -161,7 +161,12 @@ impl Inner {
         is_done
     }
 
-    async fn act(self: &Arc<Inner>, name: &str, look: &Look, notices: &mut Vec<Key>) -> Result<Done> {
+    async fn act(
+        self: &Arc<EngineInner>,
+        name: &str,
+        look: &ReadSchedule,
+        notices: &mut Vec<Key>,
+    ) -> Result<AfterDecision> {
         let Some((deed, after)) = decide(&look.before, &look.plan, look.now, !look.running.is_empty()) else {
             return self.rest(name, look, notices).await;
         };
@@ -185,11 +190,11 @@ impl Inner {
             sent => (sent?, due),
         };
         if landed.is_none() {
-            return Ok(Done::Again);
+            return Ok(AfterDecision::Again);
         }
         notices.clear();
         // The commit has set the next alarm. An execution that ended since then has left a notice.
-        Ok(if due.is_some_and(|due| due <= look.now) { Done::Again } else { Done::Rests })
+        Ok(if due.is_some_and(|due| due <= look.now) { AfterDecision::Again } else { AfterDecision::Rests })
     }
 
     /// Builds the commit of a decision: the outcome of an occurrence, and the part that belongs to it. Also returns
@@ -197,8 +202,8 @@ impl Inner {
     fn deed(
         &self,
         name: &str,
-        look: &Look,
-        mut after: Stored,
+        look: &ReadSchedule,
+        mut after: ScheduleRecord,
         run: PastRun,
         part: Part,
         notices: &[Key],
@@ -219,28 +224,34 @@ impl Inner {
     }
 
     /// Called when there is nothing to do for a schedule now.
-    async fn rest(&self, name: &str, look: &Look, notices: &mut Vec<Key>) -> Result<Done> {
-        let Look { before, rev, plan, now, running } = look;
+    async fn rest(&self, name: &str, look: &ReadSchedule, notices: &mut Vec<Key>) -> Result<AfterDecision> {
+        let ReadSchedule { before, rev, plan, now, running } = look;
         let due = due(before, plan, *now, !running.is_empty());
         let due_us = due.map(|due| due.0);
         if due_us != before.due_us {
-            let after = Stored { due_us, ..before.clone() };
+            let after = ScheduleRecord { due_us, ..before.clone() };
             return self.change_at_rest(name, (before, *rev), &after, notices).await;
         }
         // The clock may have been set back since the alarm rang.
         due.iter().for_each(|due| self.scheduling.alarms.set(&name.into(), *due));
-        Ok(Done::Rests)
+        Ok(AfterDecision::Rests)
     }
 
     /// Called when this program cannot start the workflow of a schedule. The occurrence and its alarm stay, so that the
     /// next engine that knows the workflow finds them.
-    async fn stall(&self, name: &str, look: &Look, reason: String, notices: &mut Vec<Key>) -> Result<Done> {
-        let Look { before, rev, .. } = look;
+    async fn stall(
+        &self,
+        name: &str,
+        look: &ReadSchedule,
+        reason: String,
+        notices: &mut Vec<Key>,
+    ) -> Result<AfterDecision> {
+        let ReadSchedule { before, rev, .. } = look;
         if before.stalled.as_ref() == Some(&reason) {
-            return Ok(Done::Rests);
+            return Ok(AfterDecision::Rests);
         }
         tracing::error!(schedule = name, reason, "a schedule is due but cannot start its workflow");
-        let after = Stored { stalled: Some(reason), ..before.clone() };
+        let after = ScheduleRecord { stalled: Some(reason), ..before.clone() };
         self.change_at_rest(name, (before, *rev), &after, notices).await
     }
 
@@ -248,20 +259,26 @@ impl Inner {
     async fn change_at_rest(
         &self,
         name: &str,
-        before: (&Stored, Rev),
-        after: &Stored,
+        before: (&ScheduleRecord, Rev),
+        after: &ScheduleRecord,
         notices: &mut Vec<Key>,
-    ) -> Result<Done> {
+    ) -> Result<AfterDecision> {
         let part = notices.iter().fold(self.changing(name, Some(before), after), Part::delete);
         if self.send(part).await?.is_none() {
-            return Ok(Done::Again);
+            return Ok(AfterDecision::Again);
         }
         notices.clear();
-        Ok(Done::Rests)
+        Ok(AfterDecision::Rests)
     }
 
     /// Starts an execution for an occurrence, and cancels the running executions if `cancels`.
-    async fn starts(self: &Arc<Inner>, name: &str, look: &Look, of: &Occurrence, cancels: bool) -> Result<Starts> {
+    async fn starts(
+        self: &Arc<EngineInner>,
+        name: &str,
+        look: &ReadSchedule,
+        of: &Occurrence,
+        cancels: bool,
+    ) -> Result<Starts> {
         let (id, spaces) = (of.execution(name), &self.scheduling.spaces);
         match fetch_execution(&self.store.view().await?, &self.spaces.executions, &id).await {
             Ok(None) => {}
@@ -311,9 +328,9 @@ enum Starts {
     Stalls(String),
 }
 
-impl Inner {
+impl EngineInner {
     /// Changes a schedule's record and its alarm, as a part of a commit.
-    pub(crate) fn changing(&self, name: &str, before: Option<(&Stored, Rev)>, after: &Stored) -> Part {
+    pub(crate) fn changing(&self, name: &str, before: Option<(&ScheduleRecord, Rev)>, after: &ScheduleRecord) -> Part {
         let (spaces, key) = (&self.scheduling.spaces, self.scheduling.spaces.schedule(name));
         let mut part = self.node.for_any(name.as_bytes());
         part = match before {

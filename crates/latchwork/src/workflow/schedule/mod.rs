@@ -23,15 +23,15 @@ pub use read::{Fires, RunCause, RunOutcome, ScheduleDescription, ScheduleRun, St
 
 use crate::lane::Tag;
 use crate::store::{Order, Rev, Timestamp};
-use crate::workflow::engine::{Engine, Inner};
+use crate::workflow::engine::{Engine, EngineInner};
 use crate::workflow::run::largest;
 use crate::workflow::stored::record::fetch;
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 use decide::due;
 use define::micros;
-use plan::Plan;
+use plan::SchedulePlan;
 use read::place;
-use stored::{Backfill, Cause, Occurrence, Paused, Stored};
+use stored::{Backfill, Cause, Occurrence, Paused, ScheduleRecord};
 
 /// Names the check that a schedule has not changed since it was read.
 const SCHEDULE: Tag = Tag("schedule");
@@ -75,7 +75,7 @@ impl Counts {
 /// The schedules of an engine.
 #[derive(Clone)]
 pub struct Schedules {
-    engine: Arc<Inner>,
+    engine: Arc<EngineInner>,
 }
 
 impl Engine {
@@ -102,7 +102,7 @@ impl Schedules {
                 Some(before) if before.timing == timing => before.next_us,
                 _ => plan.after(now.max(Timestamp(last_us.unwrap_or(0)))).map(|next| next.0),
             };
-            let mut after = before.cloned().unwrap_or_else(|| Stored::new(&timing, now));
+            let mut after = before.cloned().unwrap_or_else(|| ScheduleRecord::new(&timing, now));
             (after.timing, after.overlap, after.catch_up_us) = (timing.clone(), overlap, catch_up_us);
             (after.workflow, after.input) = (workflow.clone(), input.clone());
             (after.changed_us, after.next_us, after.stalled) = (now.0, next_us, None);
@@ -254,9 +254,9 @@ impl Schedules {
         }
     }
 
-    async fn read(&self, name: &str) -> Result<Option<(Stored, Rev)>> {
+    async fn read(&self, name: &str) -> Result<Option<(ScheduleRecord, Rev)>> {
         let (view, key) = (self.engine.store.view().await?, self.engine.scheduling.spaces.schedule(name));
-        let found = fetch::<Stored>(&view, &key, || place(name)).await?;
+        let found = fetch::<ScheduleRecord>(&view, &key, || place(name)).await?;
         Ok(found.map(|(stored, item)| (stored, item.rev)))
     }
 
@@ -264,13 +264,13 @@ impl Schedules {
     async fn update<T>(
         &self,
         name: &str,
-        change: impl Fn(&mut Stored, &Plan, Timestamp) -> Result<T, ScheduleError>,
+        change: impl Fn(&mut ScheduleRecord, &SchedulePlan, Timestamp) -> Result<T, ScheduleError>,
     ) -> Result<T> {
         loop {
             let Some((before, rev)) = self.read(name).await? else {
                 return Err(ScheduleError::NotFound { name: name.into() }.into());
             };
-            let (plan, now) = (Plan::of(name, &before.timing)?, self.engine.store.env().now());
+            let (plan, now) = (SchedulePlan::of(name, &before.timing)?, self.engine.store.env().now());
             let mut after = before.clone();
             let answer = change(&mut after, &plan, now)?;
             if after == before || self.change(name, Some((&before, rev)), after, &plan, now).await? {
@@ -283,9 +283,9 @@ impl Schedules {
     async fn change(
         &self,
         name: &str,
-        before: Option<(&Stored, Rev)>,
-        mut after: Stored,
-        plan: &Plan,
+        before: Option<(&ScheduleRecord, Rev)>,
+        mut after: ScheduleRecord,
+        plan: &SchedulePlan,
         now: Timestamp,
     ) -> Result<bool> {
         // If an execution runs, the keeper will find nothing to do and set the right alarm.
@@ -294,10 +294,10 @@ impl Schedules {
     }
 }
 
-impl Stored {
+impl ScheduleRecord {
     /// The record of a new schedule.
-    fn new(timing: &stored::Timing, now: Timestamp) -> Stored {
-        Stored {
+    fn new(timing: &stored::Timing, now: Timestamp) -> ScheduleRecord {
+        ScheduleRecord {
             timing: timing.clone(),
             overlap: Overlap::default(),
             catch_up_us: 0,

@@ -18,7 +18,7 @@ use crate::store::Timestamp;
 const SECOND: u64 = 1_000_000;
 
 /// The occurrences of a schedule.
-pub(crate) struct Plan {
+pub(crate) struct SchedulePlan {
     name: String,
     times: Times,
     jitter_us: u64,
@@ -35,8 +35,8 @@ enum Times {
     },
 }
 
-impl Plan {
-    pub(crate) fn of(name: &str, timing: &Timing) -> Result<Plan, ScheduleError> {
+impl SchedulePlan {
+    pub(crate) fn of(name: &str, timing: &Timing) -> Result<SchedulePlan, ScheduleError> {
         let times = match &timing.when {
             When::Cron { expression, zone } => {
                 let cron = Cron::read(expression)?;
@@ -48,7 +48,7 @@ impl Plan {
             }
         };
         let (start_us, end_us) = (timing.start_us.unwrap_or(0), timing.end_us.unwrap_or(u64::MAX));
-        Ok(Plan { name: name.into(), times, jitter_us: timing.jitter_us, start_us, end_us })
+        Ok(SchedulePlan { name: name.into(), times, jitter_us: timing.jitter_us, start_us, end_us })
     }
 
     /// The first occurrence after a time.
@@ -167,7 +167,7 @@ mod tests {
     }
 
     fn fires(timing: &Timing, from: &str, to: &str) -> Vec<String> {
-        let (plan, to) = (Plan::of("s", timing).unwrap(), time(to));
+        let (plan, to) = (SchedulePlan::of("s", timing).unwrap(), time(to));
         let mut next = plan.from(time(from));
         let mut found = Vec::new();
         while let Some(time) = next.filter(|time| *time < to) {
@@ -202,7 +202,7 @@ mod tests {
     fn intervals_are_counted_and_not_walked_through() {
         let mut every = Timing::new(When::Every { every_us: SECOND });
         every.start_us = Some(500_000);
-        let plan = Plan::of("s", &every).unwrap();
+        let plan = SchedulePlan::of("s", &every).unwrap();
         assert_eq!(plan.from(Timestamp(0)), Some(Timestamp(500_000)));
         assert_eq!(plan.after(Timestamp(500_000)), Some(Timestamp(1_500_000)));
         assert_eq!(plan.count(Timestamp(0), Timestamp(2_500_000), 100), 2);
@@ -214,7 +214,7 @@ mod tests {
     fn jitter_is_the_same_each_time_and_never_reaches_the_next_occurrence() {
         let mut timing = cron("* * * * *", "UTC");
         timing.jitter_us = 3600 * SECOND;
-        let plan = Plan::of("s", &timing).unwrap();
+        let plan = SchedulePlan::of("s", &timing).unwrap();
         let (mut next, mut offsets) = (plan.from(time("2026-01-01T00:00:00Z")), std::collections::BTreeSet::new());
         for _ in 0..1000 {
             let found = next.unwrap();
@@ -224,7 +224,7 @@ mod tests {
             offsets.insert(due.0 - found.0);
         }
         assert!(offsets.len() > 900, "{}", offsets.len());
-        let other = Plan::of("t", &timing).unwrap();
+        let other = SchedulePlan::of("t", &timing).unwrap();
         assert_ne!(plan.due(time("2026-01-01T00:00:00Z")), other.due(time("2026-01-01T00:00:00Z")));
     }
 
@@ -232,7 +232,7 @@ mod tests {
     fn nothing_is_looked_for_beyond_the_calendar() {
         let every = Timing::new(When::Every { every_us: u64::MAX });
         for timing in [cron("0 0 * * *", "Europe/Berlin"), cron("* * * * *", "UTC"), every] {
-            let plan = Plan::of("s", &timing).unwrap();
+            let plan = SchedulePlan::of("s", &timing).unwrap();
             for time in [Timestamp(u64::MAX), Timestamp(u64::MAX - 1), time("9999-12-30T00:00:00Z")] {
                 plan.after(time);
                 plan.due(time);

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::error::ScheduleError;
-use super::plan::Plan;
-use super::stored::{Cause, PastRun, Spaces, Stored, When, read_running};
+use super::plan::SchedulePlan;
+use super::stored::{Cause, PastRun, ScheduleRecord, ScheduleSpaces, When, read_running};
 use super::{Counts, Overlap};
 use crate::record::Record;
 use crate::store::{Order, Store, Timestamp, View};
@@ -23,7 +23,7 @@ const TOLD: usize = 100;
 pub struct StoredSchedules {
     pub(super) store: Store,
     /// `None` if no engine that knows schedules has used the store.
-    pub(super) spaces: Option<Spaces>,
+    pub(super) spaces: Option<ScheduleSpaces>,
 }
 
 /// When a schedule fires.
@@ -152,14 +152,14 @@ pub struct ScheduleRun {
 impl StoredSchedules {
     /// The schedules in a store.
     pub async fn on(store: &Store) -> Result<StoredSchedules> {
-        Ok(StoredSchedules { store: store.clone(), spaces: Spaces::find(store).await? })
+        Ok(StoredSchedules { store: store.clone(), spaces: ScheduleSpaces::find(store).await? })
     }
 
     /// Returns a schedule; none if no schedule has this name.
     pub async fn get(&self, name: &str) -> Result<Option<ScheduleDescription>> {
         let Some(spaces) = &self.spaces else { return Ok(None) };
         let view = self.store.view().await?;
-        match fetch::<Stored>(&view, &spaces.schedule(name), || place(name)).await? {
+        match fetch::<ScheduleRecord>(&view, &spaces.schedule(name), || place(name)).await? {
             Some((stored, _)) => Ok(Some(describe(spaces, &view, name, stored).await?)),
             None => Ok(None),
         }
@@ -174,7 +174,7 @@ impl StoredSchedules {
         let mut found = Vec::new();
         for (key, item) in view.scan(&rest, Order::Ascending, limit).await? {
             let name = String::from_utf8_lossy(key.bytes()).into_owned();
-            let stored = Stored::decode(&item.value).map_err(|why| why.at(place(&name)))?;
+            let stored = ScheduleRecord::decode(&item.value).map_err(|why| why.at(place(&name)))?;
             found.push(describe(spaces, &view, &name, stored).await?);
         }
         Ok(found)
@@ -202,16 +202,16 @@ impl StoredSchedules {
     /// Returns at most `count` of the next times at which a schedule fires; none if it is paused. Without jitter.
     pub async fn next(&self, name: &str, count: usize) -> Result<Vec<Timestamp>> {
         let (_, stored) = self.read(name).await?;
-        let plan = Plan::of(name, &stored.timing).map_err(WorkflowError::Schedule)?;
+        let plan = SchedulePlan::of(name, &stored.timing).map_err(WorkflowError::Schedule)?;
         let first = stored.next_us.map(Timestamp).filter(|_| stored.paused.is_none());
         Ok(std::iter::successors(first, |time| plan.after(*time)).take(count).collect())
     }
 
     /// Reads an existing schedule.
-    async fn read(&self, name: &str) -> Result<(View, Stored)> {
+    async fn read(&self, name: &str) -> Result<(View, ScheduleRecord)> {
         let missing = || ScheduleError::NotFound { name: name.into() };
         let (spaces, view) = (self.spaces.as_ref().ok_or_else(missing)?, self.store.view().await?);
-        let found = fetch::<Stored>(&view, &spaces.schedule(name), || place(name)).await?;
+        let found = fetch::<ScheduleRecord>(&view, &spaces.schedule(name), || place(name)).await?;
         let (stored, _) = found.ok_or_else(missing)?;
         Ok((view, stored))
     }
@@ -222,7 +222,12 @@ pub(super) fn place(name: &str) -> String {
     format!("schedule {name:?}")
 }
 
-async fn describe(spaces: &Spaces, view: &View, name: &str, stored: Stored) -> Result<ScheduleDescription> {
+async fn describe(
+    spaces: &ScheduleSpaces,
+    view: &View,
+    name: &str,
+    stored: ScheduleRecord,
+) -> Result<ScheduleDescription> {
     let running = view.scan(&spaces.all_running(name), Order::Ascending, TOLD).await?;
     let fires = match stored.timing.when {
         When::Cron { expression, zone } => Fires::Cron { expression, zone },

@@ -11,7 +11,7 @@ use crate::store::{Key, Range, Space, SpaceSpec, Store, StoreError, Timestamp};
 
 /// A schedule.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Stored {
+pub(crate) struct ScheduleRecord {
     pub(crate) timing: Timing,
     pub(crate) overlap: Overlap,
     pub(crate) catch_up_us: u64,
@@ -101,7 +101,7 @@ pub(crate) struct PastRun {
     pub(crate) outcome: RunOutcome,
 }
 
-stored!(Stored, PastRun);
+stored!(ScheduleRecord, PastRun);
 
 impl Timing {
     pub(crate) fn new(when: When) -> Timing {
@@ -131,7 +131,7 @@ const RUNS: &str = "workflow.schedules.runs";
 
 /// The spaces of schedules.
 #[derive(Clone)]
-pub(crate) struct Spaces {
+pub(crate) struct ScheduleSpaces {
     /// name → schedule
     pub(crate) schedules: Space,
     /// shard, due time, name → nothing; or the same followed by an execution of the schedule that has ended
@@ -142,23 +142,23 @@ pub(crate) struct Spaces {
     pub(crate) runs: Space,
 }
 
-impl Spaces {
-    pub(crate) async fn declare(store: &Store) -> Result<Spaces, StoreError> {
+impl ScheduleSpaces {
+    pub(crate) async fn declare(store: &Store) -> Result<ScheduleSpaces, StoreError> {
         // A schedule may be deleted and created again. Its revs continue, so that a check on the old record fails.
         let schedules = store.space(SpaceSpec::new(SCHEDULES)).await?;
         let due = store.space(SpaceSpec::new(DUE).keys_used_once()).await?;
         let running = store.space(SpaceSpec::new(RUNNING).keys_used_once()).await?;
         let runs = store.space(SpaceSpec::new(RUNS).keys_used_once()).await?;
-        Ok(Spaces { schedules, due, running, runs })
+        Ok(ScheduleSpaces { schedules, due, running, runs })
     }
 
     /// Finds the spaces of a store. None if no engine that knows schedules has used it.
-    pub(crate) async fn find(store: &Store) -> Result<Option<Spaces>, StoreError> {
+    pub(crate) async fn find(store: &Store) -> Result<Option<ScheduleSpaces>, StoreError> {
         let known = store.spaces().await?;
         let space = |name: &str| known.iter().find(|space| space.name() == name).cloned();
         let find = || {
             let (schedules, due) = (space(SCHEDULES)?, space(DUE)?);
-            Some(Spaces { schedules, due, running: space(RUNNING)?, runs: space(RUNS)? })
+            Some(ScheduleSpaces { schedules, due, running: space(RUNNING)?, runs: space(RUNS)? })
         };
         Ok(find())
     }
@@ -230,7 +230,7 @@ mod tests {
     fn records_are_read_as_they_were_written() {
         let when = When::Cron { expression: "0 2 * * *".into(), zone: "Europe/Berlin".into() };
         let occurrence = |cause| Occurrence { time_us: 1_767_232_800_000_000, cause };
-        let schedule = Stored {
+        let schedule = ScheduleRecord {
             timing: Timing { jitter_us: 1, start_us: Some(2), end_us: None, ..Timing::new(when) },
             overlap: Overlap::QueueAll,
             catch_up_us: 3,
@@ -250,7 +250,7 @@ mod tests {
             counts: Counts { started: 14, ..Counts::default() },
             stalled: None,
         };
-        assert_eq!(Stored::decode(&schedule.encode()), Ok(schedule));
+        assert_eq!(ScheduleRecord::decode(&schedule.encode()), Ok(schedule));
         let outcome = RunOutcome::CancelledPrevious(vec!["a".into()]);
         let run = PastRun { occurrence: occurrence(Cause::Backfill), at_us: 1, outcome };
         assert_eq!(PastRun::decode(&run.encode()), Ok(run));

@@ -11,19 +11,19 @@ use crate::store::{Item, Key, Range, Rev, Space, Uuid, View};
 use crate::workflow::journal::place::Place;
 use crate::workflow::run::hash_text;
 use crate::workflow::stored::keys::id_key;
-use crate::workflow::stored::record::{Close, Status, WaitsFor, fetch};
+use crate::workflow::stored::record::{Close, StoredStatus, WaitsFor, fetch};
 use crate::workflow::{Decision, ExecutionId, WorkflowError};
 
 /// A message to an execution, in its inbox until it is received.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Message {
     pub(crate) at_us: u64,
-    pub(crate) body: Letter,
+    pub(crate) body: MessageBody,
 }
 
 /// The content of a message. Payloads are JSON text.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) enum Letter {
+pub(crate) enum MessageBody {
     Signal {
         name: String,
         payload: String,
@@ -37,7 +37,7 @@ pub(crate) enum Letter {
     Ended {
         child: ExecutionId,
         birth: u64,
-        status: Status,
+        status: StoredStatus,
     },
     /// A token was completed. The failure is JSON text, too.
     Completed {
@@ -54,13 +54,13 @@ pub(crate) enum Letter {
     },
 }
 
-impl Letter {
+impl MessageBody {
     /// Approximately how many bytes it takes.
     pub(crate) fn bytes(&self) -> usize {
         let text = match self {
-            Letter::Signal { payload, .. } | Letter::Update { payload, .. } => payload.len(),
-            Letter::Completed { result: Ok(text) | Err(text), .. } => text.len(),
-            Letter::Ended { .. } | Letter::RetryNow | Letter::Lock { .. } => 0,
+            MessageBody::Signal { payload, .. } | MessageBody::Update { payload, .. } => payload.len(),
+            MessageBody::Completed { result: Ok(text) | Err(text), .. } => text.len(),
+            MessageBody::Ended { .. } | MessageBody::RetryNow | MessageBody::Lock { .. } => 0,
         };
         text + 128
     }
@@ -69,12 +69,12 @@ impl Letter {
     /// name.
     pub(crate) fn waited(&self) -> WaitsFor {
         match self {
-            Letter::Signal { name, .. } => WaitsFor::Signal(name.clone()),
-            Letter::Update { name, .. } => WaitsFor::Update(name.clone()),
-            Letter::Ended { child, .. } => WaitsFor::Child(child.to_string()),
-            Letter::Completed { .. } => WaitsFor::Completion(String::new()),
-            Letter::RetryNow => WaitsFor::Retry(String::new()),
-            Letter::Lock { lock, .. } => WaitsFor::Lock(lock.to_string()),
+            MessageBody::Signal { name, .. } => WaitsFor::Signal(name.clone()),
+            MessageBody::Update { name, .. } => WaitsFor::Update(name.clone()),
+            MessageBody::Ended { child, .. } => WaitsFor::Child(child.to_string()),
+            MessageBody::Completed { .. } => WaitsFor::Completion(String::new()),
+            MessageBody::RetryNow => WaitsFor::Retry(String::new()),
+            MessageBody::Lock { lock, .. } => WaitsFor::Lock(lock.to_string()),
         }
     }
 }
@@ -142,7 +142,7 @@ pub(crate) struct Published(pub(crate) BTreeMap<String, String>);
 
 /// A child that has not ended.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Child {
+pub(crate) struct ChildRecord {
     pub(crate) close: Close,
     /// The same as in the child's own record.
     pub(crate) birth: u64,
@@ -152,12 +152,12 @@ pub(crate) struct Child {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Inputs(pub(crate) Vec<String>);
 
-stored!(Message, Delivered, Token, Published, Child, ReviewRecord, Inputs);
+stored!(Message, Delivered, Token, Published, ChildRecord, ReviewRecord, Inputs);
 
 /// What a key stores.
 #[derive(Clone, Copy)]
 #[repr(u8)]
-enum What {
+enum KeptKind {
     /// Written with every delivery, so its rev is the number of deliveries.
     Count,
     Message,
@@ -185,41 +185,41 @@ impl<'a> Kept<'a> {
         Kept { space, id, prefix: id_key(id) }
     }
 
-    fn bytes(&self, what: What, rest: &[u8]) -> Vec<u8> {
+    fn bytes(&self, what: KeptKind, rest: &[u8]) -> Vec<u8> {
         [&self.prefix, &[what as u8][..], rest].concat()
     }
 
-    fn key(&self, what: What, rest: &[u8]) -> Key {
+    fn key(&self, what: KeptKind, rest: &[u8]) -> Key {
         self.space.key(self.bytes(what, rest))
     }
 
     pub(crate) fn count(&self) -> Key {
-        self.key(What::Count, &[])
+        self.key(KeptKind::Count, &[])
     }
 
     /// A message, under the id that was created for it.
     pub(crate) fn message(&self, id: Uuid) -> Key {
-        self.key(What::Message, id.as_bytes())
+        self.key(KeptKind::Message, id.as_bytes())
     }
 
     pub(crate) fn messages(&self) -> Range {
-        self.space.prefix(self.bytes(What::Message, &[]))
+        self.space.prefix(self.bytes(KeptKind::Message, &[]))
     }
 
     pub(crate) fn signal(&self, id: &str) -> Key {
-        self.key(What::Signal, id.as_bytes())
+        self.key(KeptKind::Signal, id.as_bytes())
     }
 
     pub(crate) fn update(&self, id: &str) -> Key {
-        self.key(What::Update, id.as_bytes())
+        self.key(KeptKind::Update, id.as_bytes())
     }
 
     pub(crate) fn token(&self, token: Uuid) -> Key {
-        self.key(What::Token, token.as_bytes())
+        self.key(KeptKind::Token, token.as_bytes())
     }
 
     pub(crate) fn published(&self) -> Key {
-        self.key(What::Published, &[])
+        self.key(KeptKind::Published, &[])
     }
 
     /// The published values, in a view.
@@ -228,34 +228,34 @@ impl<'a> Kept<'a> {
     }
 
     pub(crate) fn child(&self, id: &ExecutionId) -> Key {
-        self.key(What::Child, id.as_bytes())
+        self.key(KeptKind::Child, id.as_bytes())
     }
 
     pub(crate) fn children(&self) -> Range {
-        self.space.prefix(self.bytes(What::Child, &[]))
+        self.space.prefix(self.bytes(KeptKind::Child, &[]))
     }
 
     /// The first record of the execution that takes its place.
     pub(crate) fn successor(&self) -> Key {
-        self.key(What::Successor, &[])
+        self.key(KeptKind::Successor, &[])
     }
 
     /// Inputs of a batch, beginning with this one.
     pub(crate) fn inputs_from(&self, number: u32) -> Key {
-        self.key(What::Inputs, &number.to_be_bytes())
+        self.key(KeptKind::Inputs, &number.to_be_bytes())
     }
 
     pub(crate) fn inputs(&self) -> Range {
-        self.space.prefix(self.bytes(What::Inputs, &[]))
+        self.space.prefix(self.bytes(KeptKind::Inputs, &[]))
     }
 
     /// Records that a gathered start had this idempotency key.
     pub(crate) fn start_key(&self, key: &str) -> Key {
-        self.key(What::StartKey, key.as_bytes())
+        self.key(KeptKind::StartKey, key.as_bytes())
     }
 
     pub(crate) fn start_keys(&self) -> Range {
-        self.space.prefix(self.bytes(What::StartKey, &[]))
+        self.space.prefix(self.bytes(KeptKind::StartKey, &[]))
     }
 
     /// Reads the idempotency key from a key.
@@ -266,7 +266,7 @@ impl<'a> Kept<'a> {
     /// True if a key, of any execution, stores a child.
     #[cfg(feature = "testing")]
     pub(crate) fn is_child(key: &Key) -> bool {
-        crate::node::read_text(key.bytes()).is_some_and(|(_, rest)| rest.first() == Some(&(What::Child as u8)))
+        crate::node::read_text(key.bytes()).is_some_and(|(_, rest)| rest.first() == Some(&(KeptKind::Child as u8)))
     }
 
     /// Reads the id of the child from a key.
@@ -275,16 +275,16 @@ impl<'a> Kept<'a> {
     }
 
     pub(crate) fn review(&self, token: Uuid, name: &str) -> Key {
-        self.key(What::Review, &[token.as_bytes(), name.as_bytes()].concat())
+        self.key(KeptKind::Review, &[token.as_bytes(), name.as_bytes()].concat())
     }
 
     /// The review of a token, with any name.
     pub(crate) fn review_of(&self, token: Uuid) -> Range {
-        self.space.prefix(self.bytes(What::Review, token.as_bytes()))
+        self.space.prefix(self.bytes(KeptKind::Review, token.as_bytes()))
     }
 
     pub(crate) fn reviews(&self) -> Range {
-        self.space.prefix(self.bytes(What::Review, &[]))
+        self.space.prefix(self.bytes(KeptKind::Review, &[]))
     }
 
     /// Reads the token and the name of a review from a key.

@@ -4,7 +4,7 @@ use uuid::Uuid;
 
 use crate::node::write_text;
 use crate::workflow::ExecutionId;
-use crate::workflow::journal::place::{Path, Place};
+use crate::workflow::journal::place::{BranchPath, Place};
 
 /// The key of a journal entry: the id's length and the id, the run, the place.
 pub(crate) fn journal_key(id: &ExecutionId, run: u32, place: &Place) -> Vec<u8> {
@@ -14,7 +14,7 @@ pub(crate) fn journal_key(id: &ExecutionId, run: u32, place: &Place) -> Vec<u8> 
 }
 
 /// The prefix of the journal keys of a branch.
-pub(crate) fn branch_key(id: &ExecutionId, run: u32, branch: &Path) -> Vec<u8> {
+pub(crate) fn branch_key(id: &ExecutionId, run: u32, branch: &BranchPath) -> Vec<u8> {
     let mut key = run_key(id, run);
     branch.write(&mut key);
     key

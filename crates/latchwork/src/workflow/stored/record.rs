@@ -15,7 +15,7 @@ use crate::workflow::{ExecutionId, Failure, WorkflowError};
 pub(crate) struct Execution {
     /// The name of the definition.
     pub(crate) workflow: String,
-    pub(crate) status: Status,
+    pub(crate) status: StoredStatus,
     /// JSON text.
     pub(crate) input: String,
     /// When it times out; microseconds.
@@ -81,7 +81,7 @@ pub(crate) struct Admission {
     /// How many of the permits it holds. Its end gives them back.
     pub(crate) passed: u8,
     /// Its position in the queue for the next permit, if it waits there.
-    pub(crate) ticket: Option<Ticket>,
+    pub(crate) position: Option<StoredPosition>,
     /// What it gathers until it begins.
     pub(crate) gathers: Option<Gathers>,
 }
@@ -97,7 +97,7 @@ pub(crate) struct Needed {
 
 /// A position in a queue. The lowest is served first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
-pub(crate) struct Ticket {
+pub(crate) struct StoredPosition {
     pub(crate) rank: u64,
     /// In order of arrival.
     pub(crate) number: u64,
@@ -226,7 +226,7 @@ impl WaitsFor {
 
 /// The status of an execution.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub(crate) enum Status {
+pub(crate) enum StoredStatus {
     #[default]
     Running,
     /// Out of memory until the timer fires.
@@ -242,9 +242,9 @@ pub(crate) enum Status {
     Cancelled(String),
 }
 
-impl Status {
+impl StoredStatus {
     pub(crate) fn is_terminal(&self) -> bool {
-        !matches!(self, Status::Running | Status::Waiting | Status::Parked(_))
+        !matches!(self, StoredStatus::Running | StoredStatus::Waiting | StoredStatus::Parked(_))
     }
 }
 
@@ -332,12 +332,12 @@ impl Entry {
 
     /// Encodes an operation, with the intent to do the next.
     pub(crate) fn encode_with(&self, next: Option<&Entry>) -> Bytes {
-        record::write::<Told>(&(self, next.map(Intent::of)))
+        record::write::<JournalRecord>(&(self, next.map(Intent::of)))
     }
 
     /// Decodes an operation, with the next one if the record stores it as an intent.
     pub(crate) fn decode_with(bytes: &[u8]) -> Result<(Entry, Option<Entry>), Unreadable> {
-        let Told(entry, next) = Told::decode(bytes)?;
+        let JournalRecord(entry, next) = JournalRecord::decode(bytes)?;
         Ok((entry, next.and_then(Intent::into_entry)))
     }
 
@@ -495,9 +495,9 @@ pub(crate) struct Keyed {
 
 /// A record of the journal: an operation, and the intent to do the next.
 #[derive(Serialize, Deserialize)]
-struct Told(Entry, Option<Intent>);
+struct JournalRecord(Entry, Option<Intent>);
 
-stored!(Execution => [b"\0\0\0\0"], Removal, Keyed => [b"\0"], Told => [b""]);
+stored!(Execution => [b"\0\0\0\0"], Removal, Keyed => [b"\0"], JournalRecord => [b""]);
 
 /// The record under a key, in a view. A record that cannot be read is an error that names its place.
 pub(crate) async fn fetch<R: Record>(

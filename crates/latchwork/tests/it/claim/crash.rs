@@ -4,7 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use latchwork::claim::{ActionCtx, AfterEffect, ClaimWorkflow, Claims, Fired, Outcome, Recovery, Step, StoredClaims};
+use latchwork::claim::{
+    ActionCtx, AfterEffect, ClaimStep, ClaimWorkflow, Claims, Fired, Outcome, Recovery, StoredClaims,
+};
 use latchwork::entity::{Add, Query};
 use latchwork::json;
 use latchwork::testing::Crashes;
@@ -19,8 +21,8 @@ struct Seen {
 }
 
 fn config(recovery: Recovery) -> ClaimWorkflow {
-    let pay = Step::new(1, "pay", "sent", "paid").action("Pay").claimed("paying").after("Receipt").after("Books");
-    let pay = Step { recovery, lease: Some(Duration::from_secs(2)), attempts: Some(100), ..pay };
+    let pay = ClaimStep::new(1, "pay", "sent", "paid").action("Pay").claimed("paying").after("Receipt").after("Books");
+    let pay = ClaimStep { recovery, lease: Some(Duration::from_secs(2)), attempts: Some(100), ..pay };
     ClaimWorkflow::new("invoice", "billing", "invoice").statuses(["sent", "paying", "paid"]).step(pay)
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use latchwork::claim::{
-    ClaimError, ClaimWorkflow, Claims, DurableAction, DurableCall, Fired, Outcome, Step, durable_action,
+    ClaimError, ClaimStep, ClaimWorkflow, Claims, DurableAction, DurableCall, Fired, Outcome, durable_action,
 };
 use latchwork::entity::Add;
 use latchwork::json;
@@ -29,7 +29,7 @@ fn close() -> DurableAction {
 fn periods() -> ClaimWorkflow {
     ClaimWorkflow::new("billing", "billing", "period")
         .statuses(["approved", "closing", "closed"])
-        .step(Step::new(20, "close", "approved", "closed").claimed("closing").action("Close").after("Tell"))
+        .step(ClaimStep::new(20, "close", "approved", "closed").claimed("closing").action("Close").after("Tell"))
 }
 
 async fn claims(engine: &Engine, close: &DurableAction) -> Claims {

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use latchwork::claim::{ActionCtx, AfterEffect, ClaimWorkflow, Claims, Fired, Outcome, Step};
+use latchwork::claim::{ActionCtx, AfterEffect, ClaimStep, ClaimWorkflow, Claims, Fired, Outcome};
 use latchwork::entity::Add;
 use latchwork::json;
 use latchwork::store::Store;
-use latchwork::workflow::{Ctx, Engine, Filter, workflow};
+use latchwork::workflow::{Ctx, Engine, ExecutionFilter, workflow};
 
 use super::kit::{Kit, Seen, invoices, sleep};
 
@@ -113,8 +113,8 @@ async fn the_next_process_delivers_what_was_not_delivered() {
 fn notes() -> ClaimWorkflow {
     ClaimWorkflow::new("note", "notes", "note")
         .statuses(["open", "done"])
-        .step(Step::new(1, "finish", "open", "done").action("Finish").after("Tell"))
-        .step(Step::new(2, "reopen", "done", "open").after("Tell"))
+        .step(ClaimStep::new(1, "finish", "open", "done").action("Finish").after("Tell"))
+        .step(ClaimStep::new(2, "reopen", "done", "open").after("Tell"))
 }
 
 async fn finish(_: ActionCtx) -> Result<Outcome, String> {
@@ -145,7 +145,7 @@ async fn all_writes_of_an_action_are_committed_with_the_final_status_or_not_at_a
     let starts = ship.clone();
     let workflow = ClaimWorkflow::new("note", "notes", "note")
         .statuses(["open", "busy", "done"])
-        .step(Step::new(1, "finish", "open", "done").action("Finish").claimed("busy"));
+        .step(ClaimStep::new(1, "finish", "open", "done").action("Finish").claimed("busy"));
     let claims = Claims::on(&engine).workflow(workflow).action("Finish", move |ctx: ActionCtx| {
         let ship = starts.clone();
         async move {
@@ -179,7 +179,7 @@ async fn a_slot_that_other_callers_change_meanwhile_loses_no_update() {
     let engine = Engine::on(&Store::memory().await.unwrap()).start().await.unwrap();
     let workflow = ClaimWorkflow::new("note", "notes", "note")
         .statuses(["open", "busy", "done"])
-        .step(Step::new(1, "finish", "open", "done").action("Finish").claimed("busy"));
+        .step(ClaimStep::new(1, "finish", "open", "done").action("Finish").claimed("busy"));
     let claims = Claims::on(&engine).workflow(workflow).action("Finish", async |ctx: ActionCtx| {
         ctx.update_slot(&ctx.states().global().slot::<u64>("count"), |count| count.unwrap_or(0) + 1);
         Ok::<_, String>(Outcome::done())
@@ -246,7 +246,7 @@ async fn a_workflow_as_an_after_effect_starts_for_an_entity_with_a_long_id() {
     let id = "n".repeat(512);
     claims.add("note", Add::new("note").id(&*id).data(json!({"status": "open"}))).await.unwrap();
     assert!(claims.fire("note", "finish", &*id).await.unwrap().is_done());
-    let found = engine.list(Filter::new().workflow("tell")).await.unwrap().executions;
+    let found = engine.list(ExecutionFilter::new().workflow("tell")).await.unwrap().executions;
     assert_eq!(found.len(), 1);
     assert_eq!(engine.handle(&tell, found[0].id.clone()).result().await.unwrap(), format!("{id}:2:0"));
 }

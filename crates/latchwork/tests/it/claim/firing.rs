@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use latchwork::claim::{ActionCtx, ClaimError, ClaimWorkflow, Claims, Fired, Outcome, Reason, Step};
+use latchwork::claim::{ActionCtx, ClaimError, ClaimStep, ClaimWorkflow, Claims, Fired, Outcome, Reason};
 use latchwork::entity::{Add, Update};
 use latchwork::json;
 use latchwork::store::Store;
@@ -137,7 +137,7 @@ async fn the_loser_of_an_unclaimed_step_gets_a_conflict_and_has_written_nothing(
     let (inside, opens) = (gate.clone(), gate.clone());
     let workflow = latchwork::claim::ClaimWorkflow::new("note", "notes", "note")
         .statuses(["open", "done"])
-        .step(latchwork::claim::Step::new(1, "finish", "open", "done").action("Finish").after("Tell"));
+        .step(latchwork::claim::ClaimStep::new(1, "finish", "open", "done").action("Finish").after("Tell"));
     let claims = latchwork::claim::Claims::on(&engine)
         .workflow(workflow)
         .action("Finish", move |ctx: latchwork::claim::ActionCtx| {
@@ -259,9 +259,9 @@ async fn a_claim_blocks_the_steps_of_other_workflows_on_the_entity() {
     let (gate, bodies) = (Arc::new(tokio::sync::Semaphore::new(0)), Arc::new(Seen::default()));
     let mut review = ClaimWorkflow::new("review", "audit", "invoice").statuses(["open", "reviewed"]);
     review.meta.status_field = "review.status".into();
-    let review = review.step(Step::new(1, "review", "open", "reviewed").action("Review"));
+    let review = review.step(ClaimStep::new(1, "review", "open", "reviewed").action("Review"));
     let pay = ClaimWorkflow::new("pay", "billing", "invoice").statuses(["sent", "paying", "paid"]);
-    let pay = pay.step(Step::new(1, "pay", "sent", "paid").claimed("paying").action("Pay"));
+    let pay = pay.step(ClaimStep::new(1, "pay", "sent", "paid").claimed("paying").action("Pay"));
     let (inside, seen) = (gate.clone(), bodies.clone());
     let claims = Claims::on(&engine).workflow(review).workflow(pay);
     let claims = claims.action("Review", async |_: ActionCtx| Ok::<_, BankClosed>(Outcome::done()));

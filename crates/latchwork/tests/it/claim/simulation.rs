@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use latchwork::claim::{
-    ActionCtx, AfterEffect, ClaimError, ClaimWorkflow, Claims, DurableAction, DurableCall, Fired, Outcome, Recovery,
-    Step, StoredClaims, TransitionKind, durable_action,
+    ActionCtx, AfterEffect, ClaimError, ClaimStep, ClaimWorkflow, Claims, DurableAction, DurableCall, Fired, Outcome,
+    Recovery, StoredClaims, TransitionKind, durable_action,
 };
 use latchwork::entity::{Add, EntityError, Query, Update};
 use latchwork::json;
@@ -55,18 +55,20 @@ struct Play {
 }
 
 fn config() -> ClaimWorkflow {
-    let retried = |step: Step| Step { recovery: Recovery::Retry, attempts: Some(1000), ..step };
-    let leased = |step: Step| Step { lease: Some(LEASE), ..step };
+    let retried = |step: ClaimStep| ClaimStep { recovery: Recovery::Retry, attempts: Some(1000), ..step };
+    let leased = |step: ClaimStep| ClaimStep { lease: Some(LEASE), ..step };
     ClaimWorkflow::new("parcel", "parcels", "parcel")
         .statuses(["new", "paying", "paid", "shipping", "shipped", "auditing", "audited"])
         .step(leased(
-            Step::new(1, "pay", "new", "paid").action("Pay").claimed("paying").after("Receipt").after("Books"),
+            ClaimStep::new(1, "pay", "new", "paid").action("Pay").claimed("paying").after("Receipt").after("Books"),
         ))
         .step(leased(retried(
-            Step::new(2, "ship", "paid", "shipped").action("Ship").claimed("shipping").after("Label"),
+            ClaimStep::new(2, "ship", "paid", "shipped").action("Ship").claimed("shipping").after("Label"),
         )))
-        .step(leased(Step::new(3, "audit", "shipped", "audited").action("Audit").claimed("auditing").after("Report")))
-        .step(Step::new(4, "take_back", "audited", "new").action("TakeBack").after("Sorry"))
+        .step(leased(
+            ClaimStep::new(3, "audit", "shipped", "audited").action("Audit").claimed("auditing").after("Report"),
+        ))
+        .step(ClaimStep::new(4, "take_back", "audited", "new").action("TakeBack").after("Sorry"))
 }
 
 impl Play {

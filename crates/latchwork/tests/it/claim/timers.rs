@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use latchwork::claim::{ClaimWorkflow, Claims, Step, StoredClaims, Timer};
+use latchwork::claim::{ClaimStep, ClaimWorkflow, Claims, StoredClaims, Timer};
 use latchwork::entity::{Add, Update};
 use latchwork::json;
 use latchwork::store::Store;
@@ -14,10 +14,10 @@ fn tickets() -> ClaimWorkflow {
     let timer = Some(Timer { after: Duration::from_millis(150), requester: "system".into() });
     ClaimWorkflow::new("ticket", "desk", "ticket")
         .statuses(["open", "late", "solved"])
-        .step(Step { timer, ..Step::new(1, "escalate", "open", "late") })
-        .step(Step::new(2, "solve", "open", "solved"))
-        .step(Step::new(3, "reopen", "solved", "open"))
-        .step(Step::new(4, "solve", "late", "solved"))
+        .step(ClaimStep { timer, ..ClaimStep::new(1, "escalate", "open", "late") })
+        .step(ClaimStep::new(2, "solve", "open", "solved"))
+        .step(ClaimStep::new(3, "reopen", "solved", "open"))
+        .step(ClaimStep::new(4, "solve", "late", "solved"))
 }
 
 async fn until(engine: &Engine, id: &str, status: &str) {

@@ -1,6 +1,6 @@
 //! Each rule, tested with a configuration that breaks only this rule, and files that are not configurations.
 
-use latchwork::claim::{self, ClaimWorkflow, Each, Finding, Position, Rule, Step};
+use latchwork::claim::{self, ClaimStep, ClaimWorkflow, Each, Finding, Position, Rule};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -213,7 +213,7 @@ fn a_finding_has_its_position() {
 fn workflows_can_be_written_in_rust() {
     let workflow = |claim: &str| {
         ClaimWorkflow::new("order", "shop", "order").statuses(["new", "paying", "paid"]).step(
-            Step::new(1, "pay", "new", Each::by([("admin", "paid".to_string())]))
+            ClaimStep::new(1, "pay", "new", Each::by([("admin", "paid".to_string())]))
                 .action("Pay")
                 .claimed_for("admin", claim)
                 .after("SendReceipt")

@@ -5,8 +5,8 @@ use latchwork::claim::{ActionCtx, Claims, Outcome, StoredClaims};
 use latchwork::entity::Add;
 use latchwork::store::{Store, VirtualClock};
 use latchwork::workflow::{
-    Batch, Ctx, Debounce, Engine, ExecutionState, Executions, Filter, Finished, Queue, RateLimit, Schedule, Supersede,
-    WaitsFor, Workflow, WorkflowError,
+    Batch, Ctx, Debounce, Engine, ExecutionFilter, ExecutionState, Executions, Finished, Queue, RateLimit, Schedule,
+    Supersede, WaitsFor, Workflow, WorkflowError,
 };
 use latchwork::{Value, json};
 
@@ -156,7 +156,7 @@ pub(super) async fn begin(store: &Store, clock: &VirtualClock) {
 /// Checks what is stored before any execution continues.
 pub(super) async fn look(store: &Store) {
     let executions = Executions::on(store).await.unwrap();
-    let admission = |of: &str| Filter::new().waits_for(WaitsFor::Admission(of.into()));
+    let admission = |of: &str| ExecutionFilter::new().waits_for(WaitsFor::Admission(of.into()));
     for (key, count) in [("lined", 2), ("fair", 1), ("a", 2)] {
         assert_eq!(executions.list(admission(key)).await.unwrap().executions.len(), count, "{key}");
     }
@@ -231,7 +231,7 @@ async fn ends(engine: &Engine, claims: &Claims) {
     while engine.schedules().runs("daily", 10).await.unwrap().is_empty() {
         env.sleep(SECOND).await;
     }
-    assert!(!engine.list(Filter::new().workflow("scheduled")).await.unwrap().executions.is_empty());
+    assert!(!engine.list(ExecutionFilter::new().workflow("scheduled")).await.unwrap().executions.is_empty());
     let slot = engine.states().global().slot::<Vec<Vec<u32>>>("finished");
     let mut finished = slot.get().await.unwrap().unwrap_or_default();
     while finished.len() < 2 {

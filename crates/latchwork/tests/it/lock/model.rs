@@ -29,7 +29,7 @@ struct State {
     clients: [Client; CLIENTS],
     /// The clients that were told to wait, in the order in which they were first told. A client whose lease has expired
     /// has no position.
-    line: Vec<usize>,
+    queue: Vec<usize>,
     /// The largest token that a client was given.
     told: u64,
     /// The first rule that was broken.
@@ -96,8 +96,8 @@ impl State {
 
     /// The live clients that were told to wait before this one.
     fn ahead(&self, client: usize) -> Vec<usize> {
-        let in_line = self.line.iter().copied().filter(|other| self.waits(*other));
-        in_line.take_while(|other| *other != client).collect()
+        let in_queue = self.queue.iter().copied().filter(|other| self.waits(*other));
+        in_queue.take_while(|other| *other != client).collect()
     }
 
     fn try_acquire(&mut self, client: usize) {
@@ -122,7 +122,7 @@ impl State {
                 };
                 self.see(&before, client, &ahead);
                 self.told = self.told.max(token);
-                self.line.retain(|other| *other != client);
+                self.queue.retain(|other| *other != client);
                 self.clients[client] = Client { standing: Standing::Holds { token, until }, has_forgotten: false };
             }
             None => {
@@ -134,8 +134,8 @@ impl State {
                     (attempt.position != Some(ahead.len())).then_some("a wrong position in the queue")
                 };
                 if !before.waits(client) {
-                    self.line.retain(|other| *other != client);
-                    self.line.push(client);
+                    self.queue.retain(|other| *other != client);
+                    self.queue.push(client);
                 }
                 self.clients[client] = Client { standing: Standing::Waits { until }, has_forgotten: false };
             }
@@ -148,7 +148,7 @@ impl State {
             matches!(before.clients[*other].standing, Standing::Holds { token, until }
                 if until <= NOW && before.record.holders.iter().any(|held| held.token == token))
         };
-        let dead_ahead = before.line.iter().take_while(|other| **other != client).any(gone);
+        let dead_ahead = before.queue.iter().take_while(|other| **other != client).any(gone);
         self.seen = if before.clients[client].has_forgotten && before.holds(client) {
             Some(Seen::Return)
         } else if before.record.holders.len() == 2
@@ -175,7 +175,7 @@ impl State {
 
     fn release(&mut self, client: usize) {
         self.record.release(NAMES[client], Timestamp(NOW));
-        self.line.retain(|other| *other != client);
+        self.queue.retain(|other| *other != client);
         self.clients[client] = Client::default();
     }
 
@@ -238,7 +238,7 @@ impl Model for Locks {
 
     fn init_states(&self) -> Vec<State> {
         let (record, clients) = (initial_lock_record(), Default::default());
-        vec![State { record, clients, line: vec![], told: 0, fault: None, seen: None }]
+        vec![State { record, clients, queue: vec![], told: 0, fault: None, seen: None }]
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use latchwork::json;
-use latchwork::lock::{Attempt, Holder, LockRecord, TokensSpent, Waiter, initial_lock_record};
+use latchwork::lock::{AcquireOutcome, Holder, LockRecord, TokensSpent, Waiter, initial_lock_record};
 use latchwork::store::Timestamp;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -15,12 +15,12 @@ fn at(micros: u64) -> Timestamp {
 }
 
 /// What the record says of a client: whether it holds a permit and its token, or its position in the queue.
-fn standing(record: &LockRecord, who: &str) -> Option<Attempt> {
+fn standing(record: &LockRecord, who: &str) -> Option<AcquireOutcome> {
     let held = record.holders.iter().find(|held| held.holder_id == who).map(|held| held.token);
     let place = record.waiters.iter().position(|waiter| waiter.holder_id == who);
     match held {
-        Some(token) => Some(Attempt { acquired: true, position: None, token: Some(token) }),
-        None => place.map(|place| Attempt { acquired: false, position: Some(place), token: None }),
+        Some(token) => Some(AcquireOutcome { acquired: true, position: None, token: Some(token) }),
+        None => place.map(|place| AcquireOutcome { acquired: false, position: Some(place), token: None }),
     }
 }
 
@@ -37,8 +37,8 @@ impl Lock {
         let attempt = self.0.try_acquire(self.1, holder, at(now), LEASE).unwrap();
         assert_eq!(standing(&self.0, holder), Some(attempt), "the answer is what the record says");
         match attempt {
-            Attempt { acquired: true, position: None, token: Some(token) } => Ok(token),
-            Attempt { acquired: false, position: Some(position), token: None } => Err(position),
+            AcquireOutcome { acquired: true, position: None, token: Some(token) } => Ok(token),
+            AcquireOutcome { acquired: false, position: Some(position), token: None } => Err(position),
             other => panic!("{other:?}"),
         }
     }
@@ -244,12 +244,19 @@ fn lease_of(record: &LockRecord, who: &str) -> Option<(bool, Timestamp)> {
 }
 
 /// An attempt, checked against the record before it.
-fn check_acquire(before: &LockRecord, after: &LockRecord, permits: u32, who: &str, now: Timestamp, attempt: Attempt) {
+fn check_acquire(
+    before: &LockRecord,
+    after: &LockRecord,
+    permits: u32,
+    who: &str,
+    now: Timestamp,
+    attempt: AcquireOutcome,
+) {
     let is_live = |until: &Timestamp| *until > now;
-    let line: Vec<&str> =
+    let queue: Vec<&str> =
         before.waiters.iter().filter(|w| is_live(&w.lease_expires_at)).map(|w| &*w.holder_id).collect();
     let held: Vec<&Holder> = before.holders.iter().filter(|h| is_live(&h.lease_expires_at)).collect();
-    let ahead = line.iter().position(|name| *name == who).unwrap_or(line.len());
+    let ahead = queue.iter().position(|name| *name == who).unwrap_or(queue.len());
     match held.iter().find(|held| held.holder_id == who) {
         Some(held) => assert_eq!(attempt.token, Some(held.token), "the same token"),
         None if ahead + held.len() < permits as usize => {

@@ -7,7 +7,7 @@ mod oracle;
 
 use std::time::Duration;
 
-use latchwork::testing::{Faults, Report, What};
+use latchwork::testing::{Faults, Report, TraceKind};
 
 use crate::workflow::simulation::campaign_of;
 use clients::Play;
@@ -52,10 +52,10 @@ fn every_scene_is_played() {
         let report = simulate(seed, Faults::default()).0;
         for event in &report.events {
             let scene = match &event.what {
-                What::Note(text) => text.split(':').next().unwrap_or_default(),
-                What::Granted { owner: latchwork::lock::Owner::Execution(_), .. } => "granted to an execution",
-                What::Granted { .. } => "granted to a session",
-                What::Expired(_) => "expired",
+                TraceKind::Note(text) => text.split(':').next().unwrap_or_default(),
+                TraceKind::Granted { owner: latchwork::lock::Owner::Execution(_), .. } => "granted to an execution",
+                TraceKind::Granted { .. } => "granted to a session",
+                TraceKind::Expired(_) => "expired",
                 _ => continue,
             };
             *played.entry(scene.into()).or_default() += 1;

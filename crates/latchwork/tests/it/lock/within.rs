@@ -5,7 +5,7 @@ use std::time::Duration;
 use latchwork::lock::{LockName, LockRefused};
 use latchwork::testing::{Crashes, TestEngine, crash_everywhere};
 use latchwork::workflow::{
-    Ctx, Engine, ExecutionState, Failure, Filter, First2, Retry, WaitsFor, Workflow, WorkflowError, workflow,
+    Ctx, Engine, ExecutionFilter, ExecutionState, Failure, First2, Retry, WaitsFor, Workflow, WorkflowError, workflow,
 };
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -266,7 +266,7 @@ async fn a_fork_acquires_what_the_source_held() {
     let test = TestEngine::new(&holds, 1).await.unwrap();
     let engine = test.engine();
     let token = test.complete(&holds, ()).await.unwrap();
-    let id = engine.list(Filter::new()).await.unwrap().executions[0].id.clone();
+    let id = engine.list(ExecutionFilter::new()).await.unwrap().executions[0].id.clone();
     let held = engine.mutex("m").acquire().await.unwrap();
     let fork = engine.fork(id).at_step("work").start().await.unwrap();
     test.run(test.env().sleep(HOUR)).await;

@@ -9,8 +9,8 @@ mod given_up;
 mod kill;
 mod left;
 mod limits;
-mod lines;
 mod many;
+mod queues;
 mod races;
 mod rates;
 mod restored;
@@ -24,7 +24,9 @@ use std::time::Duration;
 
 use latchwork::store::{Env, Limits, Order, Store, VirtualClock};
 use latchwork::testing::TestEngine;
-use latchwork::workflow::{Ctx, Engine, ExecutionState, Filter, WaitsFor, Workflow, WorkflowBuilder, workflow};
+use latchwork::workflow::{
+    Ctx, Engine, ExecutionFilter, ExecutionState, WaitsFor, Workflow, WorkflowBuilder, workflow,
+};
 
 /// A workflow that waits for the signal "end", and returns its input.
 fn held(builder: WorkflowBuilder) -> Workflow<String, String> {
@@ -120,7 +122,7 @@ impl Lives {
 /// the queue. Both are read from the executions' own records. The key of an execution is the first letter of its id.
 async fn counted(engine: &Engine, key: Option<&str>) -> (Vec<String>, Vec<String>) {
     let (mut held, mut waiting) = (Vec::new(), Vec::new());
-    let page = engine.list(Filter::new().workflow("import")).ascending().limit(1000).await.unwrap();
+    let page = engine.list(ExecutionFilter::new().workflow("import")).ascending().limit(1000).await.unwrap();
     for found in page.executions.into_iter().filter(|found| has_not_ended(&found.state)) {
         let why = engine.why(&found.id).await.unwrap();
         let waits = why.waits.iter().find_map(|wait| match &wait.what {

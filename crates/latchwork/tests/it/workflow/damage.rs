@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use latchwork::workflow::{Ctx, Engine, Failure, Filter, Status, Workflow, workflow};
+use latchwork::workflow::{Ctx, Engine, ExecutionFilter, Failure, Status, Workflow, workflow};
 
 use crate::lock::turnstile::{Harm, Stage, has_ended};
 
@@ -244,9 +244,9 @@ async fn several_damaged_records_cost_several_executions() {
         stage.pass(SECOND).await;
     }
     assert_eq!(damaged(&engine).await, bad);
-    let completed = engine.list(Filter::new().is(Status::Completed)).limit(1000).await.unwrap();
+    let completed = engine.list(ExecutionFilter::new().is(Status::Completed)).limit(1000).await.unwrap();
     assert_eq!(completed.executions.len(), 300 - bad.len());
     stage.damage("workflow.executions", b"e300", Harm::Checksum).await;
-    let completed = engine.list(Filter::new().is(Status::Completed)).limit(1000).await.unwrap();
+    let completed = engine.list(ExecutionFilter::new().is(Status::Completed)).limit(1000).await.unwrap();
     assert_eq!(completed.executions.len(), 299 - bad.len());
 }

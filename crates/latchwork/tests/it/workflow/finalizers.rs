@@ -5,8 +5,8 @@ use std::time::Duration;
 use latchwork::store::Store;
 use latchwork::testing::{Crashes, TestEngine};
 use latchwork::workflow::{
-    Batch, Ctx, Engine, ExecutionState, Failure, Filter, Finished, FinishedAs, Queue, Retry, Supersede, Workflow,
-    WorkflowError, workflow,
+    Batch, Ctx, Engine, ExecutionFilter, ExecutionState, Failure, Finished, FinishedAs, Queue, Retry, Supersede,
+    Workflow, WorkflowError, workflow,
 };
 use serde_json::json;
 
@@ -72,7 +72,7 @@ async fn a_finalizer_runs_after_every_kind_of_end() {
             expected.push((how.to_string(), how.to_string(), outcome));
             assert_eq!(told(engine).await, expected, "{how}");
         }
-        let finalizers = engine.list(Filter::new().workflow("ends.finally")).await.unwrap().executions;
+        let finalizers = engine.list(ExecutionFilter::new().workflow("ends.finally")).await.unwrap().executions;
         assert_eq!(finalizers.len(), 6);
         assert!(finalizers.iter().all(|it| matches!(it.state, ExecutionState::Completed(_))), "{finalizers:?}");
     }
@@ -84,7 +84,7 @@ async fn a_finalizer_runs_after_every_kind_of_end() {
 async fn a_crash_at_any_commit_neither_loses_nor_repeats_a_finalizer() {
     for how in ["completes", "fails", "continues"] {
         let crashes = Crashes::of(ends, how.into()).outside(move |engine| async move {
-            while let Ok(page) = engine.list(Filter::new().workflow("ends.finally")).await {
+            while let Ok(page) = engine.list(ExecutionFilter::new().workflow("ends.finally")).await {
                 assert!(page.executions.len() <= 1, "{how}");
                 engine.store().env().sleep(SECOND).await;
             }
@@ -135,7 +135,7 @@ async fn a_finalizer_neither_delays_the_result_nor_changes_it_by_failing() {
     assert_eq!(test.complete(&order, 5).await.unwrap(), 5);
     assert!(test.env().now().0 - before.0 < 3_000_000_000, "the result waited for the finalizer");
     test.run(test.env().sleep(4000 * SECOND)).await;
-    let page = engine.list(Filter::new().workflow("order.finally")).await.unwrap();
+    let page = engine.list(ExecutionFilter::new().workflow("order.finally")).await.unwrap();
     assert!(matches!(&page.executions[0].state, ExecutionState::Failed(_)), "{page:?}");
 }
 
@@ -149,7 +149,7 @@ async fn every_restart_of_an_id_has_a_finalizer_of_its_own() {
         // No time passes meanwhile.
         assert_eq!(handle.result().await.unwrap(), 7);
     }
-    let finalizers = test.engine().list(Filter::new().workflow("ends.finally")).await.unwrap().executions;
+    let finalizers = test.engine().list(ExecutionFilter::new().workflow("ends.finally")).await.unwrap().executions;
     assert_eq!(finalizers.len(), 5);
     test.run(test.env().sleep(20 * SECOND)).await;
     assert_eq!(told(test.engine()).await.len(), 5);
@@ -183,7 +183,7 @@ async fn an_end_that_is_as_large_as_can_be_is_stored_with_its_finalizer() {
         let handle = engine.start(&parent, input).await.unwrap();
         assert_eq!(handle.result().await.unwrap(), output, "{input} and {output}");
         let told = loop {
-            let page = engine.list(Filter::new().workflow("echo.finally")).await.unwrap();
+            let page = engine.list(ExecutionFilter::new().workflow("echo.finally")).await.unwrap();
             match &page.executions[0].state {
                 ExecutionState::Completed(_) => break engine.states().global().slot("told").get().await.unwrap(),
                 ExecutionState::Running | ExecutionState::Waiting => tokio::task::yield_now().await,
@@ -340,7 +340,7 @@ async fn no_finalizer_runs_when_an_execution_continues_as_new() {
     let continues = continues.finally(async |_: Ctx, _: Finished<u64>| Ok(()));
     let test = TestEngine::new(&continues, 1).await.unwrap();
     assert_eq!(test.complete(&continues, 0).await.unwrap(), 3);
-    let page = test.engine().list(Filter::new().workflow("ends.finally")).await.unwrap();
+    let page = test.engine().list(ExecutionFilter::new().workflow("ends.finally")).await.unwrap();
     assert_eq!(page.executions.len(), 1);
 }
 
@@ -366,6 +366,6 @@ async fn an_end_that_takes_several_commits_has_one_finalizer() {
     let handle = test.engine().start(&parent, 5).await.unwrap();
     let failed = test.run(handle.result()).await;
     assert!(matches!(failed, Err(WorkflowError::Failed { .. })), "{failed:?}");
-    let page = test.engine().list(Filter::new().workflow("ends.finally")).await.unwrap();
+    let page = test.engine().list(ExecutionFilter::new().workflow("ends.finally")).await.unwrap();
     assert_eq!(page.executions.len(), 1);
 }

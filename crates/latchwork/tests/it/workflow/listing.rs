@@ -6,8 +6,8 @@ use std::time::Duration;
 use latchwork::store::Timestamp;
 use latchwork::testing::TestEngine;
 use latchwork::workflow::{
-    Attribute, Ctx, Cursor, ExecutionState, Failure, Filter, History, Listed, Status, Wait, WaitsFor, Workflow,
-    WorkflowError, workflow,
+    Attribute, Ctx, Cursor, ExecutionFilter, ExecutionState, Failure, History, Listed, Status, Wait, WaitsFor,
+    Workflow, WorkflowError, workflow,
 };
 use serde::{Deserialize, Serialize};
 
@@ -207,44 +207,44 @@ const ALL: [Status; 8] = [
 ];
 
 /// A filter, and the condition that it stands for.
-fn choices(known: &[Known]) -> Vec<Vec<(Filter, Test)>> {
-    fn choice(filter: Filter, test: impl Fn(&Known) -> bool + 'static) -> (Filter, Test) {
+fn choices(known: &[Known]) -> Vec<Vec<(ExecutionFilter, Test)>> {
+    fn choice(filter: ExecutionFilter, test: impl Fn(&Known) -> bool + 'static) -> (ExecutionFilter, Test) {
         (filter, Box::new(test))
     }
-    let any = || choice(Filter::new(), |_| true);
+    let any = || choice(ExecutionFilter::new(), |_| true);
     let mut is = vec![any(), any(), any(), any(), any(), any()];
-    is.extend(ALL.map(|is| choice(Filter::new().is(is), move |known| known.is(is))));
-    is.push(choice(Filter::new().is(Status::Failed).is(Status::Asleep).is(Status::Waiting), |known| {
+    is.extend(ALL.map(|is| choice(ExecutionFilter::new().is(is), move |known| known.is(is))));
+    is.push(choice(ExecutionFilter::new().is(Status::Failed).is(Status::Asleep).is(Status::Waiting), |known| {
         known.is(Status::Failed) || known.is(Status::Waiting)
     }));
     let workflows = vec![
         any(),
-        choice(Filter::new().workflow("order"), |known| known.history.workflow == "order"),
-        choice(Filter::new().workflow("orders").workflow("order").workflow("none"), |_| true),
+        choice(ExecutionFilter::new().workflow("order"), |known| known.history.workflow == "order"),
+        choice(ExecutionFilter::new().workflow("orders").workflow("order").workflow("none"), |_| true),
     ];
     let (go, stop) = (WaitsFor::Signal("go".into()), WaitsFor::Signal("stop".into()));
     let retry = WaitsFor::Retry("busy".into());
     let mut waits = vec![any(), any(), any(), any(), any(), any()];
     for what in [go.clone(), retry, WaitsFor::Timer] {
-        waits.push(choice(Filter::new().waits_for(what.clone()), move |known| known.waits_for(&what)));
+        waits.push(choice(ExecutionFilter::new().waits_for(what.clone()), move |known| known.waits_for(&what)));
     }
-    let either = Filter::new().waits_for(go.clone()).waits_for(stop.clone()).waits_for(WaitsFor::Timer);
+    let either = ExecutionFilter::new().waits_for(go.clone()).waits_for(stop.clone()).waits_for(WaitsFor::Timer);
     waits.push(choice(either, move |known| {
         known.waits_for(&go) || known.waits_for(&stop) || known.waits_for(&WaitsFor::Timer)
     }));
     let tags = vec![
         any(),
-        choice(Filter::new().tag("even"), |known| known.tags.contains("even")),
-        choice(Filter::new().tag("third").tag("even"), |known| {
+        choice(ExecutionFilter::new().tag("even"), |known| known.tags.contains("even")),
+        choice(ExecutionFilter::new().tag("third").tag("even"), |known| {
             known.tags.contains("even") && known.tags.contains("third")
         }),
     ];
     let attributes = vec![
         any(),
         any(),
-        choice(Filter::new().attribute("customer", "c1"), |known| known.text("customer") == Some("c1")),
-        choice(Filter::new().attribute("price", 3.0), |known| known.number("price") == Some(3.0)),
-        choice(Filter::new().attribute("customer", false), |known| {
+        choice(ExecutionFilter::new().attribute("customer", "c1"), |known| known.text("customer") == Some("c1")),
+        choice(ExecutionFilter::new().attribute("price", 3.0), |known| known.number("price") == Some(3.0)),
+        choice(ExecutionFilter::new().attribute("customer", false), |known| {
             known.attributes.get("customer") == Some(&Attribute::Boolean(false))
         }),
     ];
@@ -254,13 +254,13 @@ fn choices(known: &[Known]) -> Vec<Vec<(Filter, Test)>> {
     let limits = vec![
         any(),
         any(),
-        choice(Filter::new().at_least("price", 1), between(1.0, 100.0)),
-        choice(Filter::new().greater_than("price", 1.5).at_most("price", 4), between(1.6, 4.0)),
+        choice(ExecutionFilter::new().at_least("price", 1), between(1.0, 100.0)),
+        choice(ExecutionFilter::new().greater_than("price", 1.5).at_most("price", 4), between(1.6, 4.0)),
         choice(
-            Filter::new().less_than("price", 0).greater_than("price", -3).at_least("price", -4),
+            ExecutionFilter::new().less_than("price", 0).greater_than("price", -3).at_least("price", -4),
             between(-2.9, -0.1),
         ),
-        choice(Filter::new().at_least("customer", "c1").less_than("customer", "c3"), |known| {
+        choice(ExecutionFilter::new().at_least("customer", "c1").less_than("customer", "c3"), |known| {
             known.text("customer").is_some_and(|text| ("c1".."c3").contains(&text))
         }),
     ];
@@ -270,15 +270,15 @@ fn choices(known: &[Known]) -> Vec<Vec<(Filter, Test)>> {
     let is_middle = move |known: &Known| (middle..last).contains(&known.history.started_us);
     let times = vec![
         any(),
-        choice(Filter::new().started(..=Timestamp(middle)), is_old),
-        choice(Filter::new().started(Timestamp(middle)..).started(..Timestamp(last)), is_middle),
+        choice(ExecutionFilter::new().started(..=Timestamp(middle)), is_old),
+        choice(ExecutionFilter::new().started(Timestamp(middle)..).started(..Timestamp(last)), is_middle),
     ];
     vec![is, workflows, waits, tags, attributes, limits, times]
 }
 
 /// Several filters, combined into one.
-fn merged(filters: &[&Filter]) -> Filter {
-    let mut whole = serde_json::to_value(Filter::new()).unwrap();
+fn merged(filters: &[&ExecutionFilter]) -> ExecutionFilter {
+    let mut whole = serde_json::to_value(ExecutionFilter::new()).unwrap();
     for filter in filters {
         let more = serde_json::to_value(filter).unwrap();
         for (name, value) in more.as_object().unwrap() {
@@ -292,7 +292,7 @@ fn merged(filters: &[&Filter]) -> Filter {
 }
 
 /// All pages of a list.
-async fn pages(test: &TestEngine, filter: &Filter, ascending: bool, limit: usize) -> Vec<Listed> {
+async fn pages(test: &TestEngine, filter: &ExecutionFilter, ascending: bool, limit: usize) -> Vec<Listed> {
     let (mut all, mut cursor) = (Vec::new(), None::<Cursor>);
     loop {
         let list = test.engine().list(filter.clone()).limit(limit).after(cursor);
@@ -316,7 +316,8 @@ async fn lists_hold_what_a_full_scan_finds() {
     let mut random = fastrand::Rng::with_seed(1);
     let mut found = 0;
     for round in 0..1500 {
-        let chosen: Vec<&(Filter, Test)> = choices.iter().map(|some| &some[random.usize(..some.len())]).collect();
+        let chosen: Vec<&(ExecutionFilter, Test)> =
+            choices.iter().map(|some| &some[random.usize(..some.len())]).collect();
         let filter = merged(&chosen.iter().map(|(filter, _)| filter).collect::<Vec<_>>());
         let mut expected: Vec<&Known> =
             known.iter().filter(|known| chosen.iter().all(|(_, test)| test(known))).collect();
@@ -356,18 +357,18 @@ async fn impossible_lists_are_refused() {
     for number in 0..3 {
         test.engine().start(&order, Job { number, end: End::Complete }).await.unwrap();
     }
-    let next = test.engine().list(Filter::new()).limit(1).await.unwrap().next.unwrap();
+    let next = test.engine().list(ExecutionFilter::new()).limit(1).await.unwrap().next.unwrap();
     for text in ["", "no", "01zz", "0", "ff00", "é"] {
         assert!(matches!(text.parse::<Cursor>(), Err(WorkflowError::List { .. })), "{text:?}");
     }
     let truncated: Cursor = next.to_string()[..8].parse().unwrap();
     let lists = [
-        test.engine().list(Filter::new()).ascending().after(next.clone()),
-        test.engine().list(Filter::new().at_least("price", 1)).after(next),
-        test.engine().list(Filter::new()).after(truncated),
-        test.engine().list(Filter::new().waits_for(WaitsFor::Store)),
-        test.engine().list(Filter::new().tag("a".repeat(100_000))),
-        test.engine().list(Filter::new().at_most("price", f64::NAN)),
+        test.engine().list(ExecutionFilter::new()).ascending().after(next.clone()),
+        test.engine().list(ExecutionFilter::new().at_least("price", 1)).after(next),
+        test.engine().list(ExecutionFilter::new()).after(truncated),
+        test.engine().list(ExecutionFilter::new().waits_for(WaitsFor::Store)),
+        test.engine().list(ExecutionFilter::new().tag("a".repeat(100_000))),
+        test.engine().list(ExecutionFilter::new().at_most("price", f64::NAN)),
     ];
     for list in lists {
         let refused = list.await;
@@ -395,7 +396,7 @@ async fn many_are_signalled_once_under_one_operation() {
         engine.start(&patient, number).id(format!("p{number}")).await.unwrap();
     }
     settle().await;
-    let even = Filter::new().tag("even");
+    let even = ExecutionFilter::new().tag("even");
     let counted = engine.bulk(even.clone()).dry_run().signal("go", &1u64).await.unwrap();
     assert_eq!((counted.matched, counted.done), (601, 0));
     for _ in 0..2 {
@@ -403,7 +404,7 @@ async fn many_are_signalled_once_under_one_operation() {
         assert_eq!((report.matched, report.done, report.failures), (601, 601, 0));
         settle().await;
     }
-    let completed = engine.list(Filter::new().is(Status::Completed)).await.unwrap();
+    let completed = engine.list(ExecutionFilter::new().is(Status::Completed)).await.unwrap();
     assert!(completed.executions.is_empty(), "each has had one signal");
     // Another message under the same id is a mistake of the caller, and is reported.
     let report = engine.bulk(even.clone()).operation("first").signal("go", &2u64).await.unwrap();
@@ -413,9 +414,16 @@ async fn many_are_signalled_once_under_one_operation() {
     let handle = engine.handle(&patient, "p600");
     assert_eq!(test.run(handle.result()).await.unwrap(), 3);
     settle().await;
-    let report = engine.bulk(Filter::new()).terminate("enough").await.unwrap();
+    let report = engine.bulk(ExecutionFilter::new()).terminate("enough").await.unwrap();
     assert_eq!((report.matched, report.done, report.passed_over), (1201, 600, 601));
-    assert!(engine.list(Filter::new().is(Status::Waiting).is(Status::Running)).await.unwrap().executions.is_empty());
+    assert!(
+        engine
+            .list(ExecutionFilter::new().is(Status::Waiting).is(Status::Running))
+            .await
+            .unwrap()
+            .executions
+            .is_empty()
+    );
 }
 
 #[tokio::test]
@@ -434,16 +442,20 @@ async fn many_that_are_parked_try_again_and_many_that_wait_are_cancelled() {
         engine.start(&patient, number).await.unwrap();
     }
     settle().await;
-    let parked = Filter::new().is(Status::Parked);
+    let parked = ExecutionFilter::new().is(Status::Parked);
     assert_eq!(engine.list(parked.clone()).await.unwrap().executions.len(), 10);
     is_fixed.store(true, std::sync::atomic::Ordering::SeqCst);
-    let report = engine.bulk(Filter::new()).retry().await.unwrap();
+    let report = engine.bulk(ExecutionFilter::new()).retry().await.unwrap();
     assert_eq!((report.matched, report.done, report.passed_over), (20, 10, 10));
     settle().await;
-    assert_eq!(engine.list(Filter::new().workflow("broken").is(Status::Completed)).await.unwrap().executions.len(), 10);
-    let report = engine.bulk(Filter::new().is(Status::Waiting).is(Status::Running)).cancel("enough").await.unwrap();
+    assert_eq!(
+        engine.list(ExecutionFilter::new().workflow("broken").is(Status::Completed)).await.unwrap().executions.len(),
+        10
+    );
+    let report =
+        engine.bulk(ExecutionFilter::new().is(Status::Waiting).is(Status::Running)).cancel("enough").await.unwrap();
     // Some may end before the bulk operation asks whether they are cancelled.
     assert_eq!((report.matched, report.done + report.passed_over, report.failures), (10, 10, 0));
     settle().await;
-    assert_eq!(engine.list(Filter::new().is(Status::Cancelled)).await.unwrap().executions.len(), 10);
+    assert_eq!(engine.list(ExecutionFilter::new().is(Status::Cancelled)).await.unwrap().executions.len(), 10);
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use latchwork::store::Store;
 use latchwork::testing::{Crashes, TestEngine};
 use latchwork::workflow::{
-    Ctx, Engine, ExecutionState, Failure, Filter, Kind, Retry, Status, Workflow, WorkflowError, workflow,
+    Ctx, Engine, ExecutionFilter, ExecutionState, Failure, Kind, Retry, Status, Workflow, WorkflowError, workflow,
 };
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -47,7 +47,7 @@ async fn executions_end_while_many_are_cancelled() {
                 }
             }
         });
-        let report = engine.bulk(Filter::new().workflow("patient")).cancel("enough").await.unwrap();
+        let report = engine.bulk(ExecutionFilter::new().workflow("patient")).cancel("enough").await.unwrap();
         sends.await.unwrap();
         assert_eq!((report.matched, report.failures), (u64::from(each), 0), "{report:?}");
         assert_eq!(report.done + report.passed_over, report.matched, "{report:?}");
@@ -66,7 +66,7 @@ async fn executions_end_while_many_are_cancelled() {
             }
         }
         for (state, count) in [(Status::Completed, ends.0), (Status::Cancelled, ends.1)] {
-            assert_eq!(engine.list(Filter::new().is(state)).await.unwrap().executions.len(), count);
+            assert_eq!(engine.list(ExecutionFilter::new().is(state)).await.unwrap().executions.len(), count);
         }
         // An execution that was asked to cancel may still complete; an execution that had ended is not cancelled.
         assert!(ends.1 as u64 <= report.done && report.passed_over <= ends.0 as u64, "{report:?} {ends:?}");

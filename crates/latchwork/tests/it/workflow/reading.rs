@@ -1,7 +1,9 @@
 //! Executions that are read without an engine.
 
 use latchwork::store::{Store, StoreError};
-use latchwork::workflow::{Ctx, Engine, ExecutionState, Executions, Filter, WaitsFor, WorkflowError, workflow};
+use latchwork::workflow::{
+    Ctx, Engine, ExecutionFilter, ExecutionState, Executions, WaitsFor, WorkflowError, workflow,
+};
 use serde_json::json;
 
 #[tokio::test]
@@ -28,7 +30,7 @@ async fn without_an_engine_the_same_is_read_and_nothing_is_run() {
             tokio::task::yield_now().await;
         }
     }
-    let listed = engine.list(Filter::new()).await.unwrap();
+    let listed = engine.list(ExecutionFilter::new()).await.unwrap();
     let (mut described, mut operations) = (Vec::new(), Vec::new());
     for execution in &listed.executions {
         described.push(engine.describe(&execution.id).await.unwrap());
@@ -40,7 +42,7 @@ async fn without_an_engine_the_same_is_read_and_nothing_is_run() {
 
     let store = Store::open_read_only(home.path()).await.unwrap();
     let executions = Executions::on(&store).await.unwrap();
-    assert_eq!(executions.list(Filter::new()).await.unwrap(), listed);
+    assert_eq!(executions.list(ExecutionFilter::new()).await.unwrap(), listed);
     for ((execution, described), operations) in listed.executions.iter().zip(&described).zip(&operations) {
         assert_eq!(&executions.describe(&execution.id).await.unwrap(), described);
         assert_eq!(&executions.operations(&execution.id).await.unwrap(), operations);
@@ -64,11 +66,11 @@ async fn a_store_that_no_engine_was_on_has_no_executions() {
     let store = Store::memory().await.unwrap();
     let before = store.generation().await.unwrap();
     let executions = Executions::on(&store).await.unwrap();
-    let page = executions.list(Filter::new()).await.unwrap();
+    let page = executions.list(ExecutionFilter::new()).await.unwrap();
     assert_eq!((page.executions.len(), page.next), (0, None));
     assert!(matches!(executions.why("a").await, Err(WorkflowError::NotFound { .. })));
     assert!(matches!(executions.operations("a").await, Err(WorkflowError::NotFound { .. })));
-    let wrong = executions.list(Filter::new().waits_for(WaitsFor::Store)).await;
+    let wrong = executions.list(ExecutionFilter::new().waits_for(WaitsFor::Store)).await;
     assert!(matches!(wrong, Err(WorkflowError::List { .. })), "{wrong:?}");
     assert_eq!(store.generation().await.unwrap(), before, "looking writes nothing");
 }

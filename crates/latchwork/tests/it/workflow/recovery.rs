@@ -112,7 +112,7 @@ async fn a_step_that_never_ends_is_parked_at_its_cap() {
 /// execution running: its parent's, that of the run before, or that of the execution before it in a queue.
 #[tokio::test]
 async fn a_first_step_is_parked_at_its_cap_however_the_execution_was_set_running() {
-    for how in ["child", "next run", "line"] {
+    for how in ["child", "next run", "queue"] {
         let attempts = Arc::new(Mutex::new(Vec::new()));
         let seen = attempts.clone();
         let builder = workflow("poison").concurrency(1).when_full(Queue::new());
@@ -143,7 +143,7 @@ async fn a_first_step_is_parked_at_its_cap_however_the_execution_was_set_running
             let engine = Engine::on(&store).register(&poison).register(&parent).start().await.unwrap();
             match (life, how) {
                 (0, "child") => drop(engine.start(&parent, ()).id("parent").await.unwrap()),
-                (0, "line") => {
+                (0, "queue") => {
                     engine.start(&poison, (false, false)).id("before").await.unwrap();
                     engine.start(&poison, (true, false)).id("p").await.unwrap();
                 }
@@ -167,10 +167,10 @@ async fn a_first_step_is_parked_at_its_cap_however_the_execution_was_set_running
 #[tokio::test]
 async fn an_execution_that_ends_the_process_is_parked() {
     for how in ["step", "code", "asleep"] {
-        let taken_up = Arc::new(AtomicU32::new(0));
-        let counted = taken_up.clone();
+        let loads = Arc::new(AtomicU32::new(0));
+        let counted = loads.clone();
         let poison = workflow("poison").run(move |ctx: Ctx, ()| {
-            let taken_up = counted.clone();
+            let loads = counted.clone();
             async move {
                 ctx.run("first", async || Ok(())).await?;
                 match how {
@@ -178,13 +178,13 @@ async fn an_execution_that_ends_the_process_is_parked() {
                     "code" => ctx.sleep(Duration::from_millis(1)).await?,
                     _ => {
                         let poison = ctx.run("poison", async || {
-                            taken_up.fetch_add(1, Ordering::SeqCst);
+                            loads.fetch_add(1, Ordering::SeqCst);
                             std::future::pending::<Result<(), Failure>>().await
                         });
                         return poison.retry(Retry::exponential()).await;
                     }
                 }
-                taken_up.fetch_add(1, Ordering::SeqCst);
+                loads.fetch_add(1, Ordering::SeqCst);
                 std::future::pending::<Result<(), Failure>>().await
             }
         });
@@ -203,7 +203,7 @@ async fn an_execution_that_ends_the_process_is_parked() {
             engine.stop();
             settle().await;
         }
-        assert_eq!(taken_up.load(Ordering::SeqCst), 5, "the first time, and four after a restart");
+        assert_eq!(loads.load(Ordering::SeqCst), 5, "the first time, and four after a restart");
         let engine = Engine::on(&store).register(&poison).start().await.unwrap();
         let parked = engine.parked().await.unwrap();
         let reason = "it was loaded 4 times, and each time the process ended before it made progress";
@@ -211,7 +211,7 @@ async fn an_execution_that_ends_the_process_is_parked() {
         // An operator lets it try again, and the count begins anew.
         engine.resume("p").await.unwrap();
         settle().await;
-        assert_eq!(taken_up.load(Ordering::SeqCst), 6);
+        assert_eq!(loads.load(Ordering::SeqCst), 6);
     }
 }
 

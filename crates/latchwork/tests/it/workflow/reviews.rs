@@ -6,8 +6,8 @@ use latchwork::json;
 use latchwork::store::ErrorKind;
 use latchwork::testing::{Crashes, Side, TestEngine};
 use latchwork::workflow::{
-    Ctx, Engine, ExecutionState, Failure, Filter, First2, ReviewError, ReviewState, WaitsFor, Workflow, WorkflowError,
-    workflow,
+    Ctx, Engine, ExecutionFilter, ExecutionState, Failure, First2, ReviewError, ReviewState, WaitsFor, Workflow,
+    WorkflowError, workflow,
 };
 
 use crate::lock::turnstile::Stage;
@@ -51,7 +51,7 @@ async fn a_review_is_listed_while_it_is_open_and_decided_once() {
     assert_eq!(engine.why("r").await.unwrap().waits[0].what, waits);
     test.run(test.env().sleep(3 * SECOND)).await;
     assert_eq!(engine.residents(), 0, "it waits out of memory");
-    let listed = engine.list(Filter::new().waits_for(waits)).await.unwrap();
+    let listed = engine.list(ExecutionFilter::new().waits_for(waits)).await.unwrap();
     assert_eq!(listed.executions.len(), 1);
 
     let it = engine.review(&review.id);
@@ -339,9 +339,9 @@ async fn open_reviews_are_listed_in_pages_by_workflow_and_name() {
         }
     }
     let page = engine.reviews().limit(1).await.unwrap();
-    let other = engine.list(Filter::new()).after(page.next).await;
+    let other = engine.list(ExecutionFilter::new()).after(page.next).await;
     assert!(matches!(other, Err(WorkflowError::List { .. })), "a cursor of reviews is none of executions");
-    let page = engine.list(Filter::new()).limit(1).await.unwrap();
+    let page = engine.list(ExecutionFilter::new()).limit(1).await.unwrap();
     assert!(matches!(engine.reviews().after(page.next).await, Err(WorkflowError::List { .. })));
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use latchwork::store::{Commit, Key, Order, Store};
-use latchwork::workflow::{Ctx, Engine, ExecutionState, Failure, Filter, Status, Workflow, workflow};
+use latchwork::workflow::{Ctx, Engine, ExecutionFilter, ExecutionState, Failure, Status, Workflow, workflow};
 
 use crate::lock::turnstile::{Stage, has_ended};
 
@@ -116,9 +116,9 @@ async fn executions_in_many_shards_are_listed_in_the_order_of_starts() {
     }
     stage.turns().await;
     for filter in [
-        Filter::new().is(Status::Running),
-        Filter::new().workflow("gated"),
-        Filter::new().workflow("gated").is(Status::Running),
+        ExecutionFilter::new().is(Status::Running),
+        ExecutionFilter::new().workflow("gated"),
+        ExecutionFilter::new().workflow("gated").is(Status::Running),
     ] {
         for descends in [false, true] {
             let (mut found, mut after) = (Vec::new(), None);
@@ -137,7 +137,7 @@ async fn executions_in_many_shards_are_listed_in_the_order_of_starts() {
             assert_eq!(found, started, "{filter:?}");
         }
     }
-    let none = stage.engine.list(Filter::new().is(Status::Running).workflow("naps")).await.unwrap();
+    let none = stage.engine.list(ExecutionFilter::new().is(Status::Running).workflow("naps")).await.unwrap();
     assert_eq!(none.executions, []);
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use latchwork::store::Env;
-use latchwork::testing::{Caller, Faults, Report, Simulation, What};
+use latchwork::testing::{Caller, Faults, Report, Simulation, TraceKind};
 use latchwork::workflow::{Ctx, Failure, Retry, workflow};
 use parking_lot::Mutex;
 
@@ -111,7 +111,7 @@ fn an_execution_whose_commit_had_no_answer_continues_in_the_same_engine() {
     for seed in 1..=100 {
         let (report, complaints) = simulate(seed, faults.clone());
         assert!(complaints.is_empty(), "{report}{}", complaints.join("\n"));
-        lost += report.events.iter().filter(|event| matches!(event.what, What::Lost { .. })).count();
+        lost += report.events.iter().filter(|event| matches!(event.what, TraceKind::Lost { .. })).count();
     }
     assert!(lost > 50, "{lost}");
 }
@@ -210,18 +210,18 @@ fn every_fault_strikes() {
     for seed in 1..=200 {
         for event in simulate(seed, Faults::default()).0.events {
             let fault = match event.what {
-                What::Crash(_) => "crash",
-                What::Pause(..) => "pause",
-                What::Stopped => "restart",
-                What::Superseded => "second engine",
-                What::Refused(_) => "refused",
-                What::Lost { decided: true } => "answer lost",
-                What::Lost { decided: false } => "commit lost",
-                What::Slow(_) => "slow",
-                What::Jump(by) if by < 0 => "jump back",
-                What::Jump(_) => "jump ahead",
-                What::NoEngine(_) => "no engine",
-                What::Body { run, .. } if run > 1 => "body again",
+                TraceKind::Crash(_) => "crash",
+                TraceKind::Pause(..) => "pause",
+                TraceKind::Stopped => "restart",
+                TraceKind::Superseded => "second engine",
+                TraceKind::Refused(_) => "refused",
+                TraceKind::Lost { decided: true } => "answer lost",
+                TraceKind::Lost { decided: false } => "commit lost",
+                TraceKind::Slow(_) => "slow",
+                TraceKind::Jump(by) if by < 0 => "jump back",
+                TraceKind::Jump(_) => "jump ahead",
+                TraceKind::NoEngine(_) => "no engine",
+                TraceKind::Body { run, .. } if run > 1 => "body again",
                 _ => continue,
             };
             *struck.entry(fault).or_default() += 1;
@@ -237,7 +237,7 @@ fn without_faults_every_body_runs_as_often_as_it_has_to() {
         let workload = Workload::drawn(seed);
         let (report, complaints) = simulate(seed, Faults::none());
         assert!(complaints.is_empty(), "{report}{}", complaints.join("\n"));
-        let ran = report.events.iter().filter(|event| matches!(event.what, What::Body { .. })).count();
+        let ran = report.events.iter().filter(|event| matches!(event.what, TraceKind::Body { .. })).count();
         assert_eq!(report.lives, 1);
         assert!(ran <= workload.most_bodies(), "{report}\n{ran} bodies");
     }

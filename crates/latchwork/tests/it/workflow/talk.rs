@@ -8,7 +8,7 @@ mod oracle;
 
 use std::time::Duration;
 
-use latchwork::testing::{Faults, Report, What};
+use latchwork::testing::{Faults, Report, TraceKind};
 
 use super::simulation::campaign_of;
 use callers::Play;
@@ -52,7 +52,7 @@ fn every_scene_is_played() {
     for seed in 1..=200 {
         let report = simulate(seed, Faults::default()).0;
         for event in &report.events {
-            if let What::Note(text) = &event.what {
+            if let TraceKind::Note(text) = &event.what {
                 *played.entry(text.split(':').next().unwrap_or_default().into()).or_default() += 1;
             }
         }

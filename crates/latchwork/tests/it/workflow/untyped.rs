@@ -6,7 +6,7 @@ use std::time::Duration;
 use latchwork::JsonError;
 use latchwork::store::{ErrorKind, Store};
 use latchwork::testing::TestEngine;
-use latchwork::workflow::{Ctx, Engine, Failure, Filter, Result, Workflow, WorkflowError, workflow};
+use latchwork::workflow::{Ctx, Engine, ExecutionFilter, Failure, Result, Workflow, WorkflowError, workflow};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -70,7 +70,8 @@ async fn everything_is_done_by_names_and_json() {
     let engine = test.engine();
     let start = engine.start_by_name("order", tea(5)).id("o").delay(Duration::from_secs(3600));
     let handle = start.tag("vip").attribute("shop", "north").signal("address", &json!("Ada")).await.unwrap();
-    let listed = engine.list(Filter::new().workflow("order").tag("vip").attribute("shop", "north")).await.unwrap();
+    let listed =
+        engine.list(ExecutionFilter::new().workflow("order").tag("vip").attribute("shop", "north")).await.unwrap();
     assert_eq!(listed.executions.len(), 1);
     assert_eq!(engine.query::<Value>("o", "receipt").await.unwrap(), None, "it has not begun");
     let published = handle.wait_until("receipt", |receipt: &Value| receipt["left"] == 5);
@@ -114,7 +115,7 @@ async fn an_input_that_does_not_fit_starts_nothing_and_removes_nothing() {
     assert_eq!(refused.to_string(), message);
     let missing = engine.handle_by_id("o").result().await;
     assert!(matches!(missing, Err(WorkflowError::NotFound { .. })), "{missing:?}");
-    assert!(engine.list(Filter::new()).await.unwrap().executions.is_empty());
+    assert!(engine.list(ExecutionFilter::new()).await.unwrap().executions.is_empty());
     // Neither the id nor the key is taken.
     let handle = engine.start_by_name("order", tea(0)).id("o").idempotency_key("k").await.unwrap();
     handle.signal("address", &"Ada").await.unwrap();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use latchwork::store::Timestamp;
 use latchwork::testing::TestEngine;
-use latchwork::workflow::{Ctx, Failure, Filter, Kind, Queue, Retry, Workflow, workflow};
+use latchwork::workflow::{Ctx, ExecutionFilter, Failure, Kind, Queue, Retry, Workflow, workflow};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -83,7 +83,7 @@ async fn why_and_waits_are_sentences() {
 }
 
 #[tokio::test]
-async fn a_place_in_line_is_part_of_the_sentence() {
+async fn a_position_in_a_queue_is_part_of_the_sentence() {
     let limited = workflow("import").concurrency(1).when_full(Queue::new());
     let limited = limited.run(async |ctx: Ctx, ()| ctx.receive::<u32>("end").await);
     let test = at_noon(&limited).await;
@@ -104,7 +104,7 @@ async fn a_list_is_a_line_for_each_execution() {
         test.engine().start(&order, how.to_string()).id(how).await.unwrap();
     }
     test.run(test.env().sleep(Duration::from_secs(60))).await;
-    let page = test.engine().list(Filter::new()).await.unwrap();
+    let page = test.engine().list(ExecutionFilter::new()).await.unwrap();
     let mut lines: Vec<String> = page.executions.iter().map(ToString::to_string).collect();
     lines.sort();
     assert_eq!(

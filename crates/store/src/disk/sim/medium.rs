@@ -15,12 +15,12 @@ type Block = Arc<[u8; BLOCK]>;
 #[derive(Default, Clone)]
 pub(super) struct Medium {
     pub(super) names: BTreeMap<PathBuf, FileId>,
-    files: Vec<Arc<Contents>>,
+    files: Vec<Arc<FileContents>>,
 }
 
 /// The bytes of one file. In the last block, bytes behind the length are zero.
 #[derive(Default, Clone)]
-pub(super) struct Contents {
+pub(super) struct FileContents {
     length: usize,
     blocks: Vec<Block>,
 }
@@ -31,7 +31,7 @@ impl Medium {
         self.files.len()
     }
 
-    pub(super) fn contents(&self, id: FileId) -> &Contents {
+    pub(super) fn contents(&self, id: FileId) -> &FileContents {
         &self.files[id]
     }
 
@@ -73,7 +73,7 @@ impl Medium {
         contents.write(0, bytes);
     }
 
-    fn file(&mut self, id: FileId) -> &mut Contents {
+    fn file(&mut self, id: FileId) -> &mut FileContents {
         if self.files.len() <= id {
             self.files.resize(id + 1, Arc::default());
         }
@@ -81,7 +81,7 @@ impl Medium {
     }
 }
 
-impl Contents {
+impl FileContents {
     pub(super) fn length(&self) -> usize {
         self.length
     }

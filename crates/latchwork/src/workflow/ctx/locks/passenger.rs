@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use crate::lock::lane::{Answer, Ask};
+use crate::lock::lane::{Ask, LockAnswer};
 use crate::lock::{LockError, LockName, LockRefused, Owner};
 use crate::store::Timestamp;
 use crate::workflow::ctx::locks::{Unlocked, refused};
 use crate::workflow::journal::place::Place;
-use crate::workflow::run::{Address, Doing, Effect, Listed, Note, Run, Seat};
+use crate::workflow::run::{Address, Doing, Note, OpEffect, OpInProgress, Run, Seat};
 use crate::workflow::stored::record::{Entry, EntryState, WaitsFor, failure_text};
 
 /// The execution's id of a request: the run and the place of the operation.
@@ -56,7 +56,7 @@ impl Run {
     /// Releases what was dropped, with everything that was recorded before.
     pub(crate) fn release_dropped(self: &Arc<Run>) {
         for (lock, ask) in self.with(|state| state.guards.take_dropped()) {
-            let note = Recording { entry: None, unlocks: None, receives: None };
+            let note = LockRecording { entry: None, unlocks: None, receives: None };
             let passenger = Passenger(Seat::new(Doing::aside(self), note));
             let run = self.clone();
             self.engine.node.runtime.spawn(async move {
@@ -77,7 +77,7 @@ impl Run {
             self.release_dropped();
         }
         if self.with(|state| state.guards.is_leaving(lock)) {
-            let doing = Listed::begin(self, WaitsFor::Store);
+            let doing = OpInProgress::begin(self, WaitsFor::Store);
             doing.until(|state| (!state.guards.is_leaving(lock)).then_some(())).await;
         }
     }
@@ -103,7 +103,7 @@ impl Run {
 }
 
 /// What an execution records of an operation on a lock, in the same commit.
-pub(super) struct Recording {
+pub(super) struct LockRecording {
     /// The entry, and until when the operation waits. `None` if nothing is recorded in the journal.
     entry: Option<(Place, Entry, Option<Timestamp>)>,
     /// The ticket that is released, and the place where it was acquired.
@@ -113,7 +113,7 @@ pub(super) struct Recording {
 }
 
 /// The rider that puts the record of an operation on a lock into the operation's commit.
-pub(super) struct Passenger(Seat<Recording>);
+pub(super) struct Passenger(Seat<LockRecording>);
 
 impl Passenger {
     pub(super) fn new(
@@ -122,7 +122,7 @@ impl Passenger {
         unlocks: Option<(u64, String)>,
     ) -> Passenger {
         let doing = Doing::begin(run, WaitsFor::Store, None);
-        Passenger(Seat::new(doing, Recording { entry, unlocks, receives: None }))
+        Passenger(Seat::new(doing, LockRecording { entry, unlocks, receives: None }))
     }
 
     /// The same, with the receipt of a message.
@@ -131,14 +131,14 @@ impl Passenger {
         self
     }
 
-    async fn send(self, lock: &LockName, ask: Ask) -> Result<Answer, LockError> {
+    async fn send(self, lock: &LockName, ask: Ask) -> Result<LockAnswer, LockError> {
         let run = self.0.run().clone();
         self.0.doing.carry().await;
         run.engine.locks.ask(lock, ask, Some((run.id.clone(), Box::new(self.0)))).await
     }
 
     /// Does an operation on a lock, in one commit with its record. Returns the refusal of the lock.
-    pub(super) async fn ask(self, lock: &LockName, ask: Ask) -> Result<Answer, LockRefused> {
+    pub(super) async fn ask(self, lock: &LockName, ask: Ask) -> Result<LockAnswer, LockRefused> {
         let run = self.0.run().clone();
         match self.send(lock, ask).await {
             Ok(answer) => Ok(answer),
@@ -148,10 +148,10 @@ impl Passenger {
     }
 }
 
-impl Recording {
+impl LockRecording {
     fn record(&self, run: &Run, state: EntryState) {
         if let Some((place, entry, _)) = &self.entry {
-            let receipt = self.receives.clone().map(Effect::receipt);
+            let receipt = self.receives.clone().map(OpEffect::receipt);
             run.put_for_carrier(place, Entry { state, ..entry.clone() }, receipt);
         }
     }
@@ -163,22 +163,22 @@ impl Recording {
     }
 }
 
-impl Note<Answer, Result<Answer, LockError>> for Recording {
-    fn answered(&mut self, run: &Run, answer: &Answer) {
+impl Note<LockAnswer, Result<LockAnswer, LockError>> for LockRecording {
+    fn answered(&mut self, run: &Run, answer: &LockAnswer) {
         let until_us = self.entry.as_ref().and_then(|(_, _, until)| until.map(|until| until.0));
         match answer {
-            Answer::Granted(ticket) => self.record(run, EntryState::Done(ticket.to_string())),
-            Answer::Queued(ticket) => self.record(run, EntryState::Queued { ticket: *ticket, until_us }),
-            Answer::Busy => self.record(run, EntryState::Done("null".into())),
-            Answer::Released(was_held) => match self.unlocks.clone() {
+            LockAnswer::Granted(ticket) => self.record(run, EntryState::Done(ticket.to_string())),
+            LockAnswer::Queued(ticket) => self.record(run, EntryState::Queued { ticket: *ticket, until_us }),
+            LockAnswer::Busy => self.record(run, EntryState::Done("null".into())),
+            LockAnswer::Released(was_held) => match self.unlocks.clone() {
                 Some((ticket, acquired)) => {
                     let unlocked: Unlocked = (ticket, *was_held, acquired);
                     self.record(run, EntryState::Done(serde_json::to_string(&unlocked).unwrap_or_default()));
                 }
                 None => self.record_as_it_is(run),
             },
-            Answer::Withdrawn => self.record_as_it_is(run),
-            Answer::Gone => {}
+            LockAnswer::Withdrawn => self.record_as_it_is(run),
+            LockAnswer::Gone => {}
         }
     }
 
@@ -186,10 +186,10 @@ impl Note<Answer, Result<Answer, LockError>> for Recording {
         self.entry.iter().for_each(|(place, ..)| run.take_back(place));
     }
 
-    fn rests(&mut self, run: &Run, answer: Result<Answer, LockError>) {
+    fn rests(&mut self, run: &Run, answer: Result<LockAnswer, LockError>) {
         match answer {
             // A withdrawal came too late: a message about the grant exists and is received next.
-            Ok(Answer::Granted(_)) if self.entry.as_ref().is_some_and(|(_, entry, _)| is_given(entry)) => {}
+            Ok(LockAnswer::Granted(_)) if self.entry.as_ref().is_some_and(|(_, entry, _)| is_given(entry)) => {}
             Ok(answer) => self.answered(run, &answer),
             Err(LockError::Refused(why)) => self.record(run, EntryState::Gave(failure_text(&refused(why.into())))),
             Err(_) => {}

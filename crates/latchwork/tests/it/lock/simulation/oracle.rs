@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use latchwork::lock::{FencingToken, LockName, Owner};
 use latchwork::store::{Env, Uuid};
-use latchwork::testing::{Report, What};
+use latchwork::testing::{Report, TraceKind};
 use latchwork::workflow::WorkflowError;
 use parking_lot::Mutex;
 
@@ -155,19 +155,19 @@ impl Judge<'_> {
         }
     }
 
-    fn happened(&mut self, at: Duration, what: &What) {
+    fn happened(&mut self, at: Duration, what: &TraceKind) {
         match what {
-            What::Ended(id) => drop(self.ended.insert(format!("execution {id}"))),
-            What::Expired(session) => drop(self.expired.insert(*session)),
-            What::Granted { lock, token, owner, .. } => {
+            TraceKind::Ended(id) => drop(self.ended.insert(format!("execution {id}"))),
+            TraceKind::Expired(session) => drop(self.expired.insert(*session)),
+            TraceKind::Granted { lock, token, owner, .. } => {
                 let lock = lock.to_string();
                 let last = self.last.insert(lock.clone(), *token).unwrap_or(0);
                 self.complain(*token <= last, || format!("{lock}: token {token} after {last}"));
                 self.held.insert((lock.clone(), *token));
                 self.granted.insert((lock, *token), (owner.to_string(), at));
             }
-            What::Released { lock, token, owner } => self.released(at, (lock.to_string(), *token), owner),
-            What::Forced { lock, token, owner, was_held } => {
+            TraceKind::Released { lock, token, owner } => self.released(at, (lock.to_string(), *token), owner),
+            TraceKind::Forced { lock, token, owner, was_held } => {
                 let grant = (lock.to_string(), *token);
                 let is_wanted = self.said.taken.get(&grant).is_some_and(|taken| *taken <= at);
                 self.complain(!is_wanted, || format!("{owner} was made to let go of {grant:?}, unasked"));
@@ -175,7 +175,7 @@ impl Judge<'_> {
                     self.forced.insert(grant, (owner.to_string(), at));
                 }
             }
-            What::Note(text) => self.wrote(text),
+            TraceKind::Note(text) => self.wrote(text),
             _ => {}
         }
     }

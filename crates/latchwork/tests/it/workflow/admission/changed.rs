@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use latchwork::store::Commit;
 use latchwork::workflow::{
-    Batch, Ctx, Debounce, Engine, ExecutionState, Filter, Queue, RateLimit, Supersede, Workflow, WorkflowBuilder,
-    WorkflowError, workflow,
+    Batch, Ctx, Debounce, Engine, ExecutionFilter, ExecutionState, Queue, RateLimit, Supersede, Workflow,
+    WorkflowBuilder, WorkflowError, workflow,
 };
 
 use super::{Lives, held, import, settle, used};
@@ -35,7 +35,7 @@ async fn start(engine: &Engine, import: &Workflow<String, String>, id: &str) -> 
 
 /// The executions of the workflow that have begun, in no order.
 async fn begun(engine: &Engine) -> Vec<String> {
-    let page = engine.list(Filter::new().workflow("import")).ascending().limit(100).await.unwrap();
+    let page = engine.list(ExecutionFilter::new().workflow("import")).ascending().limit(100).await.unwrap();
     let mut begun = Vec::new();
     for found in page.executions {
         let has_begun = engine.why(&found.id).await.unwrap().queue.is_none();
@@ -65,12 +65,12 @@ fn by_letter(max: u32) -> WorkflowBuilder {
 }
 
 /// Queues that become rejections and the reverse, and limits that are removed.
-fn lines_and_removals() -> Vec<Case> {
-    let line = Queue::new;
+fn queues_and_removals() -> Vec<Case> {
+    let queue = Queue::new;
     vec![
         Case {
-            what: "a line becomes a rejection while starts wait",
-            first: import().concurrency(1).when_full(line()),
+            what: "a queue becomes a rejection while starts wait",
+            first: import().concurrency(1).when_full(queue()),
             starts: &[("a1", Runs), ("b1", Waits), ("c1", Waits)],
             second: import().concurrency(1),
             begun: &["a1"],
@@ -78,17 +78,17 @@ fn lines_and_removals() -> Vec<Case> {
             most: 1,
         },
         Case {
-            what: "a rejection becomes a line",
+            what: "a rejection becomes a queue",
             first: import().concurrency(1),
             starts: &[("a1", Runs), ("b1", Rejected)],
-            second: import().concurrency(1).when_full(line()),
+            second: import().concurrency(1).when_full(queue()),
             begun: &["a1"],
             later: &[("c1", Waits), ("d1", Waits)],
             most: 1,
         },
         Case {
             what: "a limit is removed",
-            first: import().concurrency(1).when_full(line()),
+            first: import().concurrency(1).when_full(queue()),
             starts: &[("a1", Runs), ("b1", Waits), ("c1", Waits)],
             second: import(),
             begun: &["a1", "b1", "c1"],
@@ -97,18 +97,18 @@ fn lines_and_removals() -> Vec<Case> {
         },
         Case {
             what: "a limit for each key is removed beside one in total",
-            first: by_letter(1).concurrency(3).when_full(line()),
+            first: by_letter(1).concurrency(3).when_full(queue()),
             starts: &[("a1", Runs), ("a2", Waits), ("a3", Waits), ("a4", Waits), ("b1", Runs)],
-            second: import().concurrency(3).when_full(line()),
+            second: import().concurrency(3).when_full(queue()),
             begun: &["a1", "a2", "b1"],
             later: &[("c1", Waits)],
             most: 3,
         },
         Case {
             what: "a limit in total is removed beside one for each key",
-            first: by_letter(1).concurrency(1).when_full(line()),
+            first: by_letter(1).concurrency(1).when_full(queue()),
             starts: &[("a1", Runs), ("a2", Waits), ("b1", Waits), ("c1", Waits)],
-            second: by_letter(1).when_full(line()),
+            second: by_letter(1).when_full(queue()),
             begun: &["a1", "b1", "c1"],
             later: &[("d1", Runs), ("d2", Waits)],
             most: 4,
@@ -118,58 +118,58 @@ fn lines_and_removals() -> Vec<Case> {
 
 /// Limits that are added, lowered and raised, and keys that are computed in another way.
 fn other_limits() -> Vec<Case> {
-    let line = Queue::new;
+    let queue = Queue::new;
     vec![
         Case {
             what: "a limit is added: what runs already holds no permit of it",
             first: import(),
             starts: &[("a1", Runs), ("b1", Runs)],
-            second: import().concurrency(1).when_full(line()),
+            second: import().concurrency(1).when_full(queue()),
             begun: &["a1", "b1"],
             later: &[("c1", Runs), ("d1", Waits)],
             most: 3,
         },
         Case {
             what: "a limit for each key is added: what waits has a permit of the first to wait for, and no other",
-            first: import().concurrency(2).when_full(line()),
+            first: import().concurrency(2).when_full(queue()),
             starts: &[("a1", Runs), ("a2", Runs), ("a3", Waits)],
-            second: by_letter(1).concurrency(2).when_full(line()),
+            second: by_letter(1).concurrency(2).when_full(queue()),
             begun: &["a1", "a2"],
             later: &[("a4", Waits), ("b1", Waits)],
             most: 2,
         },
         Case {
             what: "a maximum is lowered below what runs",
-            first: import().concurrency(3).when_full(line()),
+            first: import().concurrency(3).when_full(queue()),
             starts: &[("a1", Runs), ("b1", Runs), ("c1", Runs), ("d1", Waits)],
-            second: import().concurrency(1).when_full(line()),
+            second: import().concurrency(1).when_full(queue()),
             begun: &["a1", "b1", "c1"],
             later: &[("e1", Waits)],
             most: 3,
         },
         Case {
             what: "a maximum is raised",
-            first: import().concurrency(1).when_full(line()),
+            first: import().concurrency(1).when_full(queue()),
             starts: &[("a1", Runs), ("b1", Waits), ("c1", Waits)],
-            second: import().concurrency(2).when_full(line()),
+            second: import().concurrency(2).when_full(queue()),
             begun: &["a1", "b1"],
             later: &[("d1", Waits)],
             most: 2,
         },
         Case {
             what: "the function of the key is another: the stored key counts",
-            first: by_letter(1).when_full(line()),
+            first: by_letter(1).when_full(queue()),
             starts: &[("a1", Runs), ("a2", Waits), ("b1", Runs)],
-            second: import().concurrency_by(1, |id: &String| id[1..].to_string()).when_full(line()),
+            second: import().concurrency_by(1, |id: &String| id[1..].to_string()).when_full(queue()),
             begun: &["a1", "b1"],
             later: &[("a3", Runs), ("b3", Waits)],
             most: 3,
         },
         Case {
-            what: "a rate limit is added to a line",
-            first: import().concurrency(1).when_full(line()),
+            what: "a rate limit is added to a queue",
+            first: import().concurrency(1).when_full(queue()),
             starts: &[("a1", Runs), ("b1", Waits)],
-            second: import().concurrency(1).when_full(line()).rate_limit(RateLimit::new(1, SECOND).delay()),
+            second: import().concurrency(1).when_full(queue()).rate_limit(RateLimit::new(1, SECOND).delay()),
             begun: &["a1"],
             later: &[("c1", Waits)],
             most: 1,
@@ -181,7 +181,7 @@ fn other_limits() -> Vec<Case> {
 /// of the limit is left.
 #[tokio::test]
 async fn a_definition_that_was_changed_admits_all_that_wait_and_leaks_nothing() {
-    for case in lines_and_removals().into_iter().chain(other_limits()) {
+    for case in queues_and_removals().into_iter().chain(other_limits()) {
         let (what, lives) = (case.what, Lives::new().await);
         let first = held(case.first);
         let engine = lives.begin(&first).await;

@@ -85,14 +85,14 @@ fn kill(directory: &std::path::Path, after: Duration) {
 }
 
 /// After this many kills the test uses a new store: a queue that is already empty proves nothing.
-const KILLS_OF_A_LINE: u64 = 8;
+const KILLS_OF_A_QUEUE: u64 = 8;
 
 #[tokio::test]
 async fn killed_processes_exceed_no_limit_and_leak_no_permit() {
     let mut random = fastrand::Rng::with_seed(number("LATCHWORK_SEED").unwrap_or(1));
-    let mut left = number("LATCHWORK_KILLS").unwrap_or(KILLS_OF_A_LINE);
+    let mut left = number("LATCHWORK_KILLS").unwrap_or(KILLS_OF_A_QUEUE);
     while left > 0 {
-        let kills = left.min(KILLS_OF_A_LINE);
+        let kills = left.min(KILLS_OF_A_QUEUE);
         left -= kills;
         let home = tempfile::tempdir().unwrap();
         let directory = home.path().join("data");

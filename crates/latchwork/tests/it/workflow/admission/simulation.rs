@@ -13,7 +13,7 @@ use std::time::Duration;
 use latchwork::store::ErrorKind;
 use latchwork::testing::{Caller, Faults, Report, Simulation};
 use latchwork::workflow::{
-    Batch, Ctx, Debounce, Engine, ExecutionId, Failure, Filter, Queue, RateLimit, Result, Retry, Workflow,
+    Batch, Ctx, Debounce, Engine, ExecutionFilter, ExecutionId, Failure, Queue, RateLimit, Result, Retry, Workflow,
     WorkflowBuilder, WorkflowError, workflow,
 };
 use parking_lot::Mutex;
@@ -79,11 +79,11 @@ impl Play {
     fn new() -> Play {
         let key = |job: &Job| job.key.clone();
         let rejecting = working(workflow("rejecting").concurrency_by(2, key));
-        let line = Queue::new().timeout(Duration::from_secs(40)).depth(12);
-        let queueing = workflow("queueing").concurrency(3).concurrency_by(2, key).when_full(line);
-        let line = Queue::new().priority(Duration::from_secs(2), |job: &Job| (job.how % 3) as i32).fair(key);
+        let queue = Queue::new().timeout(Duration::from_secs(40)).depth(12);
+        let queueing = workflow("queueing").concurrency(3).concurrency_by(2, key).when_full(queue);
+        let queue = Queue::new().priority(Duration::from_secs(2), |job: &Job| (job.how % 3) as i32).fair(key);
         let rate = RateLimit::new(20, Duration::from_secs(1)).delay();
-        let fair = workflow("fair").concurrency(2).rate_limit(rate).when_full(line);
+        let fair = workflow("fair").concurrency(2).rate_limit(rate).when_full(queue);
         let (queueing, fair) = (working(queueing), working(fair));
         let child = queueing.clone();
         let parent = workflow("parent").timeout(Duration::from_secs(300)).run(move |ctx: Ctx, job: Job| {
@@ -154,7 +154,7 @@ impl Play {
             match started {
                 Ok(()) => self.scene("started"),
                 Err(WorkflowError::LimitReached { .. }) => self.scene("rejected"),
-                Err(WorkflowError::QueueFull { .. }) => self.scene("line full"),
+                Err(WorkflowError::QueueFull { .. }) => self.scene("queue full"),
                 // An earlier process started it as another workflow.
                 Err(WorkflowError::OtherWorkflow { .. }) => {}
                 Err(error) => return Err(error),
@@ -213,7 +213,7 @@ impl Play {
             }
         }
         let mut used = BTreeSet::new();
-        for listed in engine.list(Filter::new().workflow("batched")).limit(1000).await?.executions {
+        for listed in engine.list(ExecutionFilter::new().workflow("batched")).limit(1000).await?.executions {
             let inputs = engine.history(&listed.id).await?.input;
             for n in inputs.as_array().into_iter().flatten().filter_map(|n| n.as_u64()) {
                 if !used.insert(n) {

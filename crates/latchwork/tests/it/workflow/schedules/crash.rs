@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use latchwork::testing::Crashes;
-use latchwork::workflow::{Ctx, Engine, Filter, Overlap, Retry, Schedule, workflow};
+use latchwork::workflow::{Ctx, Engine, ExecutionFilter, Overlap, Retry, Schedule, workflow};
 use parking_lot::Mutex;
 
 use super::kit::{SECOND, at, report};
@@ -37,7 +37,7 @@ async fn look(engine: &Engine, overlap: Overlap) -> Option<String> {
         env.sleep(SECOND).await;
     }
     let mut found = Vec::new();
-    for execution in engine.list(Filter::new().workflow("report")).ascending().await.ok()?.executions {
+    for execution in engine.list(ExecutionFilter::new().workflow("report")).ascending().await.ok()?.executions {
         let described = engine.describe(&execution.id).await.ok()?;
         found.push((described.started_us, described.changed_us, execution.id));
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use latchwork::store::Timestamp;
 use latchwork::testing::TestEngine;
 use latchwork::workflow::{
-    Ctx, ExecutionId, ExecutionState, Filter, RunOutcome, Schedule, ScheduleRun, Workflow, workflow,
+    Ctx, ExecutionFilter, ExecutionId, ExecutionState, RunOutcome, Schedule, ScheduleRun, Workflow, workflow,
 };
 
 /// The first second of 2026, at which virtual time begins.
@@ -70,7 +70,7 @@ impl Kit {
 
     /// All executions, each with its state.
     pub(super) async fn executions(&self) -> Vec<(ExecutionId, ExecutionState)> {
-        let page = self.test.engine().list(Filter::new()).ascending().limit(1000).await.unwrap();
+        let page = self.test.engine().list(ExecutionFilter::new()).ascending().limit(1000).await.unwrap();
         page.executions.into_iter().map(|found| (found.id, found.state)).collect()
     }
 

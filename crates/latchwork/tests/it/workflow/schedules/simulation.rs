@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use latchwork::testing::{Caller, Faults, Report, Simulation};
 use latchwork::workflow::{
-    Ctx, Engine, Filter, Overlap, RunCause, Schedule, ScheduleError, Workflow, WorkflowError, workflow,
+    Ctx, Engine, ExecutionFilter, Overlap, RunCause, Schedule, ScheduleError, Workflow, WorkflowError, workflow,
 };
 use parking_lot::Mutex;
 
@@ -111,7 +111,7 @@ impl Play {
 
     /// The triggered occurrences that have no execution.
     async fn not_started(&self, engine: &Engine) -> Result<Vec<String>, WorkflowError> {
-        let page = engine.list(Filter::new()).ascending().limit(1000).await?;
+        let page = engine.list(ExecutionFilter::new()).ascending().limit(1000).await?;
         let ids: BTreeSet<String> = page.executions.iter().map(|found| found.id.to_string()).collect();
         Ok(self.triggered.lock().iter().filter(|id| !ids.contains(*id)).cloned().collect())
     }
@@ -127,7 +127,7 @@ impl Play {
 
     async fn judge(&self, engine: &Engine) -> Result<(), WorkflowError> {
         let mut complaints = Vec::new();
-        let page = engine.list(Filter::new()).ascending().limit(1000).await?;
+        let page = engine.list(ExecutionFilter::new()).ascending().limit(1000).await?;
         let ids: BTreeSet<String> = page.executions.iter().map(|found| found.id.to_string()).collect();
         for (name, _, every) in SCHEDULES {
             let Some(described) = engine.schedules().get(name).await? else { continue };

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use latchwork::store::{Env, Limits, Store, Timestamp, VirtualClock};
-use latchwork::workflow::{Ctx, Engine, Filter, Overlap, Schedule, Workflow, workflow};
+use latchwork::workflow::{Ctx, Engine, ExecutionFilter, Overlap, Schedule, Workflow, workflow};
 
 use super::kit::{BEGIN, SECOND};
 use super::times::lines;
@@ -137,7 +137,7 @@ impl Year {
         let mut found = BTreeSet::new();
         let (mut cursor, mut count) = (None, 0);
         loop {
-            let page = self.engine.list(Filter::new()).ascending().limit(1000).after(cursor).await.unwrap();
+            let page = self.engine.list(ExecutionFilter::new()).ascending().limit(1000).after(cursor).await.unwrap();
             count += page.executions.len();
             found.extend(page.executions.into_iter().map(|execution| execution.id.to_string()));
             cursor = page.next;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use latchwork::Value;
 use latchwork::store::{Env, Timestamp};
-use latchwork::testing::{Report, What};
+use latchwork::testing::{Report, TraceKind};
 use latchwork::workflow::{ExecutionId, Result, WorkflowError};
 use parking_lot::Mutex;
 
@@ -157,8 +157,9 @@ impl Seen {
         for ((life, caller), since) in &self.asked {
             // No answer is expected from a process that is gone; a paused process has time from the end of its pause.
             let of_life = report.events.iter().filter(|event| event.life == *life);
-            let gone = |what: &What| matches!(what, What::Crash(_) | What::Stopped | What::NoEngine(_));
-            let woke = of_life.clone().filter(|event| event.what == What::Woke).map(|event| event.at).max();
+            let gone =
+                |what: &TraceKind| matches!(what, TraceKind::Crash(_) | TraceKind::Stopped | TraceKind::NoEngine(_));
+            let woke = of_life.clone().filter(|event| event.what == TraceKind::Woke).map(|event| event.at).max();
             let waited = over.saturating_sub(woke.unwrap_or(*since).max(*since));
             let is_forgotten = !of_life.clone().any(|event| gone(&event.what)) && waited > PATIENCE;
             complain(is_forgotten, format!("caller {caller} has no answer to its start in life {life} for {waited:?}"));
@@ -242,11 +243,11 @@ impl Seen {
         let mut late = BTreeMap::<(ExecutionId, u32), u32>::new();
         for event in &report.events {
             match &event.what {
-                What::Owner => owner = event.life,
-                What::Ended(id) if !ended.insert(id.clone()) => {
+                TraceKind::Owner => owner = event.life,
+                TraceKind::Ended(id) if !ended.insert(id.clone()) => {
                     self.complaints.push(format!("{event}: for the second time"));
                 }
-                What::Body { id, step, .. } if event.life != owner => {
+                TraceKind::Body { id, step, .. } if event.life != owner => {
                     // The engine learned that its commit landed before it was paused or replaced, so it can run that
                     // one body. It cannot commit, so it cannot run a second one.
                     let bodies = late.entry((id.clone(), event.life)).or_default();
@@ -255,7 +256,7 @@ impl Seen {
                         self.complaints.push(format!("{event}: {step} in an engine that is no longer the owner"));
                     }
                 }
-                What::Body { id, step, .. } => {
+                TraceKind::Body { id, step, .. } => {
                     let place: usize = step[1..].parse().unwrap_or_default();
                     let before = furthest.entry(id.clone()).or_default();
                     if place < *before {
@@ -278,7 +279,7 @@ impl Seen {
         let jumps: Vec<(Duration, i64)> = report
             .events
             .iter()
-            .filter(|event| matches!(event.what, What::Jump(_)))
+            .filter(|event| matches!(event.what, TraceKind::Jump(_)))
             .map(|event| (event.at, event.time.minus(event.at).0 as i64 - start.0 as i64))
             .collect();
         // How far the time of day was ahead at most, and at least, up to a moment.
@@ -304,7 +305,7 @@ impl Seen {
         }
         for (id, result) in &report.results {
             let Err(WorkflowError::TimedOut { .. }) = result else { continue };
-            let ended = report.events.iter().find(|event| event.what == What::Ended(id.clone()));
+            let ended = report.events.iter().find(|event| event.what == TraceKind::Ended(id.clone()));
             let callers = jobs.values().filter(|job| job.id == **id).map(|job| job.caller);
             let asked = callers.filter_map(|caller| self.first_asked.get(&caller)).min();
             let (Some(ended), Some(asked)) = (ended, asked) else { continue };
@@ -317,19 +318,20 @@ impl Seen {
 
     /// An execution with a time limit ends in time, or as soon as an engine runs again to end it.
     fn deadlines(&mut self, report: &Report, jobs: &BTreeMap<u64, &Start>, limit: Duration) {
-        let at = |wanted: &dyn Fn(&What) -> bool| {
+        let at = |wanted: &dyn Fn(&TraceKind) -> bool| {
             report.events.iter().filter(|event| wanted(&event.what)).map(|event| event.at).collect::<Vec<_>>()
         };
         let back = report.events.iter().map(|event| match event.what {
-            What::Jump(by) if by < 0 => Duration::from_micros(by.unsigned_abs()),
+            TraceKind::Jump(by) if by < 0 => Duration::from_micros(by.unsigned_abs()),
             _ => Duration::ZERO,
         });
         let back: Duration = back.sum();
-        let last_engine = at(&|what| matches!(what, What::Engine | What::Woke)).into_iter().max().unwrap_or_default();
+        let last_engine =
+            at(&|what| matches!(what, TraceKind::Engine | TraceKind::Woke)).into_iter().max().unwrap_or_default();
         for start in jobs.values().filter(|start| start.is_limited && !matches!(start.manner, Manner::Unnamed)) {
             let id = ExecutionId::from(start.id.as_str());
-            let started = at(&|what| *what == What::Started(id.clone())).into_iter().min();
-            let ended = at(&|what| *what == What::Ended(id.clone())).into_iter().min();
+            let started = at(&|what| *what == TraceKind::Started(id.clone())).into_iter().min();
+            let ended = at(&|what| *what == TraceKind::Ended(id.clone())).into_iter().min();
             let (Some(started), Some(ended)) = (started, ended) else { continue };
             let latest = (started + limit + back).max(last_engine) + SLACK;
             if ended > latest {

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use latchwork::Value;
 use latchwork::store::Env;
-use latchwork::testing::{Report, What};
+use latchwork::testing::{Report, TraceKind};
 use latchwork::workflow::{Close, ExecutionId, WorkflowError};
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
@@ -133,7 +133,7 @@ impl Judge<'_> {
         self.complain(!report.errors.is_empty(), || format!("callers were told: {:?}", report.errors));
         self.complain(!report.misfiled.is_empty(), || format!("misfiled: {:?}", report.misfiled));
         for (place, event) in report.events.iter().enumerate() {
-            if let What::Ended(id) = &event.what
+            if let TraceKind::Ended(id) = &event.what
                 && self.ended.insert(id.clone(), place).is_some()
             {
                 self.complaints.push(format!("{event}: for the second time"));

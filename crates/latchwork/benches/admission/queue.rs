@@ -143,17 +143,18 @@ pub(crate) fn depth(runtime: &Runtime, report: &Report) {
     let directory = tempfile::tempdir().expect("a directory");
     let (many, rounds) = if report.quick { (5_000, 100) } else { (100_000, 2_000) };
     let (ours, floors) = runtime.block_on(async {
-        let ((long, mut long_line), (short, mut short_line)) = (Line::new("many", many), Line::new("ten", 10));
-        let queued = in_lines([long, short]);
+        let ((long, mut long_queue), (short, mut short_queue)) =
+            (FilledQueue::new("many", many), FilledQueue::new("ten", 10));
+        let queued = in_queues([long, short]);
         let engine = Engine::open(directory.path()).register(&queued).start().await.expect("an engine");
-        for (number, line) in [&mut long_line, &mut short_line].into_iter().enumerate() {
-            line.fill(&engine, &queued, number as u64).await;
+        for (number, queue) in [&mut long_queue, &mut short_queue].into_iter().enumerate() {
+            queue.fill(&engine, &queued, number as u64).await;
         }
         tokio::time::sleep(Duration::from_secs(2)).await;
         let (mut ours, mut floors) = (Vec::new(), Vec::new());
         for _ in 0..rounds {
-            ours.push(long_line.hand_over(&engine, &queued, 0).await);
-            floors.push(short_line.hand_over(&engine, &queued, 1).await);
+            ours.push(long_queue.hand_over(&engine, &queued, 0).await);
+            floors.push(short_queue.hand_over(&engine, &queued, 1).await);
         }
         (ours, floors)
     });
@@ -170,22 +171,22 @@ struct Inside {
 }
 
 /// A running execution, and a number of executions that wait behind it.
-struct Line {
+struct FilledQueue {
     inside: Inside,
     begun: mpsc::UnboundedReceiver<()>,
     count: u64,
 }
 
 /// Executions of two queues, one of each at a time. The input is the number of the queue.
-fn in_lines(lines: [Inside; 2]) -> Workflow<u64, u64> {
-    let names = lines.each_ref().map(|line| line.name);
+fn in_queues(queues: [Inside; 2]) -> Workflow<u64, u64> {
+    let names = queues.each_ref().map(|queue| queue.name);
     let limited = workflow("queued").concurrency_by(1, move |number: &u64| names[*number as usize]);
     limited.when_full(Queue::new()).run(move |ctx: Ctx, number: u64| {
-        let line = lines[number as usize].clone();
+        let queue = queues[number as usize].clone();
         async move {
             let wait = async || {
-                let _ = line.begun.send(());
-                line.gate.acquire().await.expect("the gate is open").forget();
+                let _ = queue.begun.send(());
+                queue.gate.acquire().await.expect("the gate is open").forget();
                 Ok(number)
             };
             ctx.run("wait", wait).await
@@ -193,11 +194,11 @@ fn in_lines(lines: [Inside; 2]) -> Workflow<u64, u64> {
     })
 }
 
-impl Line {
-    fn new(name: &'static str, count: u64) -> (Inside, Line) {
+impl FilledQueue {
+    fn new(name: &'static str, count: u64) -> (Inside, FilledQueue) {
         let (sender, begun) = mpsc::unbounded_channel();
         let inside = Inside { name, begun: sender, gate: Arc::new(Semaphore::new(0)) };
-        (inside.clone(), Line { inside, begun, count })
+        (inside.clone(), FilledQueue { inside, begun, count })
     }
 
     async fn fill(&mut self, engine: &Engine, queued: &Workflow<u64, u64>, number: u64) {

@@ -82,9 +82,9 @@ enum Call {
 
 /// The queue, in the order of tickets. Holders stand before waiters.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-struct Line(Vec<Place>);
+struct RequestQueue(Vec<Place>);
 
-impl Line {
+impl RequestQueue {
     fn used(&self) -> u32 {
         self.0.iter().filter(|place| place.is_granted).map(|place| place.permits).sum()
     }
@@ -153,7 +153,7 @@ struct Client {
 /// The real engine, and the clients in the queue.
 struct Cast {
     stage: Stage,
-    line: Line,
+    queue: RequestQueue,
     clients: Vec<Client>,
     /// The client of each session.
     sessions: BTreeMap<Uuid, usize>,
@@ -168,7 +168,7 @@ impl Cast {
     async fn new() -> Cast {
         Cast {
             stage: Stage::new(|builder| builder).await,
-            line: Line::default(),
+            queue: RequestQueue::default(),
             clients: (0..CLIENTS).map(|_| Client::default()).collect(),
             sessions: BTreeMap::new(),
             places: Vec::new(),
@@ -304,17 +304,17 @@ impl Cast {
     }
 
     /// Compares the stored requests, and the answers to clients, with the queue.
-    async fn check(&mut self, before: &Line) {
+    async fn check(&mut self, before: &RequestQueue) {
         self.hear().await;
         let state = match self.stage.engine.locks().inspect("s").await {
-            Err(LockError::NotFound { .. }) => return assert!(self.line.0.is_empty(), "the lock has no record"),
+            Err(LockError::NotFound { .. }) => return assert!(self.queue.0.is_empty(), "the lock has no record"),
             state => state.unwrap(),
         };
         assert!(state.used <= PERMITS, "more permits are held than there are");
         let (held, waiting) = tokens(&state);
         let all: Vec<&Requested> = state.holders.iter().chain(&state.waiters).collect();
         let found: Vec<(u32, bool)> = all.iter().map(|found| (found.permits, found.granted.is_some())).collect();
-        let wanted: Vec<(u32, bool)> = self.line.0.iter().map(|place| (place.permits, place.is_granted)).collect();
+        let wanted: Vec<(u32, bool)> = self.queue.0.iter().map(|place| (place.permits, place.is_granted)).collect();
         assert_eq!(found, wanted, "the queue is wrong; before it was {before:?}");
         let numbers: Vec<u64> = held.iter().chain(&waiting).copied().collect();
         assert!(numbers.is_sorted_by(|a, b| a < b), "tokens do not rise: {numbers:?}");
@@ -323,7 +323,7 @@ impl Cast {
         assert!(held.iter().filter(is_new).all(|token| *token > last), "{held:?} were granted after {last}");
         self.granted.extend(held);
         self.places = all.iter().map(|found| self.client_of(&found.owner)).collect();
-        for (place, found) in self.line.0.iter().zip(&all) {
+        for (place, found) in self.queue.0.iter().zip(&all) {
             let client = &self.clients[self.client_of(&found.owner)];
             let told = client.held.as_ref().map(|held| (held.token().number(), held.is_lost()));
             let wanted = (place.life == Life::Alive && place.is_granted).then_some((found.token, false));
@@ -347,7 +347,7 @@ impl Cast {
 /// A state of the queue, and the actions that lead there.
 #[derive(Debug, Clone)]
 struct State {
-    line: Line,
+    queue: RequestQueue,
     /// Whether the lock was ever used.
     is_there: bool,
     way: Vec<Action>,
@@ -356,44 +356,44 @@ struct State {
 
 impl PartialEq for State {
     fn eq(&self, other: &State) -> bool {
-        (&self.line, self.is_there, &self.fault) == (&other.line, other.is_there, &other.fault)
+        (&self.queue, self.is_there, &self.fault) == (&other.queue, other.is_there, &other.fault)
     }
 }
 
 impl Hash for State {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
-        (&self.line, self.is_there, &self.fault).hash(hasher);
+        (&self.queue, self.is_there, &self.fault).hash(hasher);
     }
 }
 
 #[derive(Default)]
-struct Lines {
+struct QueueModel {
     /// How often each scene has happened.
     played: Mutex<BTreeMap<&'static str, u32>>,
 }
 
-impl Lines {
+impl QueueModel {
     /// The calls that can be made at the same time as another call.
-    fn calls(line: &Line) -> Vec<Call> {
+    fn calls(queue: &RequestQueue) -> Vec<Call> {
         let call = |(number, place): (usize, &Place)| match place {
             Place { life: Life::Alive, is_granted: true, .. } => Some(Call::Releases(number)),
             Place { life: Life::Alive, is_limited: false, .. } => Some(Call::GivesUp(number)),
             _ => None,
         };
-        let mut calls: Vec<Call> = line.0.iter().enumerate().filter_map(call).collect();
-        if line.0.len() < CLIENTS {
+        let mut calls: Vec<Call> = queue.0.iter().enumerate().filter_map(call).collect();
+        if queue.0.len() < CLIENTS {
             calls.extend((1..=PERMITS).map(Call::Comes));
         }
         calls
     }
 
-    fn together(line: &Line) -> Vec<Action> {
-        let calls = Lines::calls(line);
-        let is_limited = line.0.iter().any(|place| place.is_limited);
+    fn together(queue: &RequestQueue) -> Vec<Action> {
+        let calls = QueueModel::calls(queue);
+        let is_limited = queue.0.iter().any(|place| place.is_limited);
         let seconds: Vec<Call> = calls.iter().copied().chain(is_limited.then_some(Call::TimeIsUp)).collect();
         let pairs = calls.iter().flat_map(|first| seconds.iter().map(move |second| (*first, *second)));
         let pairs = pairs.filter(|pair| match pair {
-            (Call::Comes(_), Call::Comes(_)) => line.0.len() + 2 <= CLIENTS,
+            (Call::Comes(_), Call::Comes(_)) => queue.0.len() + 2 <= CLIENTS,
             (first, second) => first != second,
         });
         pairs.map(|(first, second)| Action::Together(first, second)).collect()
@@ -404,9 +404,10 @@ impl Lines {
     }
 
     /// Notes the scenes that this step shows.
-    fn see(&self, before: &Line, action: Action, after: &Line) {
-        let granted = |line: &Line| line.0.iter().filter(|place| place.is_granted).count();
-        let over = |line: &Line| line.0.iter().filter(|place| place.life == Life::Over && !place.is_granted).count();
+    fn see(&self, before: &RequestQueue, action: Action, after: &RequestQueue) {
+        let granted = |queue: &RequestQueue| queue.0.iter().filter(|place| place.is_granted).count();
+        let over =
+            |queue: &RequestQueue| queue.0.iter().filter(|place| place.life == Life::Over && !place.is_granted).count();
         let is_leaving = matches!(action, Action::Releases(_) | Action::Ends(_));
         self.play("two are granted it at once", is_leaving && granted(after) == 2 && granted(before) == 1);
         self.play("the dead are passed over", is_leaving && over(after) < over(before));
@@ -414,7 +415,7 @@ impl Lines {
         self.play("a lease that ends makes room", action == Action::LeasesEnd && !after.0.is_empty());
         self.play("two calls share a commit", matches!(action, Action::Together(..)));
         let is_race = matches!(action, Action::Together(Call::Releases(_) | Call::GivesUp(_), Call::TimeIsUp));
-        let limited = |line: &Line| line.0.iter().filter(|place| place.is_limited).count();
+        let limited = |queue: &RequestQueue| queue.0.iter().filter(|place| place.is_limited).count();
         let stays = after.0.len() + 1 + limited(before) > before.0.len();
         self.play("who is out of time is granted it just then", is_race && stays && limited(before) > 0);
     }
@@ -423,32 +424,32 @@ impl Lines {
 async fn led(way: &[Action]) {
     let mut cast = Cast::new().await;
     for action in way {
-        let before = cast.line.clone();
+        let before = cast.queue.clone();
         cast.act(*action).await;
-        cast.line.act(*action);
+        cast.queue.act(*action);
         cast.check(&before).await;
     }
 }
 
-impl Model for Lines {
+impl Model for QueueModel {
     type State = State;
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        vec![State { line: Line::default(), is_there: false, way: Vec::new(), fault: None }]
+        vec![State { queue: RequestQueue::default(), is_there: false, way: Vec::new(), fault: None }]
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        let line = &state.line;
-        let is_busy = line.0.iter().any(|place| !place.is_granted) || line.used() == PERMITS;
-        if line.0.len() < CLIENTS {
+        let queue = &state.queue;
+        let is_busy = queue.0.iter().any(|place| !place.is_granted) || queue.used() == PERMITS;
+        if queue.0.len() < CLIENTS {
             for permits in 1..=PERMITS {
                 let how = [How::Waits, How::Tries, How::Within];
                 let how = how.into_iter().take(if is_busy { 3 } else { 2 });
                 actions.extend(how.map(|how| Action::Comes(permits, how)));
             }
         }
-        for (number, place) in line.0.iter().enumerate() {
+        for (number, place) in queue.0.iter().enumerate() {
             match place {
                 Place { life: Life::Crashed, .. } => actions.push(Action::IsOver(number)),
                 Place { life: Life::Over, .. } => {}
@@ -459,15 +460,15 @@ impl Model for Lines {
                 actions.push(Action::Crashes(number));
             }
         }
-        let is_limited = line.0.iter().any(|place| place.is_limited);
-        let is_alive = line.0.iter().all(|place| place.life == Life::Alive);
+        let is_limited = queue.0.iter().any(|place| place.is_limited);
+        let is_alive = queue.0.iter().all(|place| place.life == Life::Alive);
         match (is_limited, is_alive) {
             (true, _) => actions.push(Action::TimeIsUp),
             (false, false) => actions.push(Action::LeasesEnd),
             (false, true) => {}
         }
         if state.is_there {
-            actions.extend(Lines::together(line));
+            actions.extend(QueueModel::together(queue));
         }
     }
 
@@ -476,25 +477,25 @@ impl Model for Lines {
             return None;
         }
         let mut next = state.clone();
-        next.line.act(action);
-        next.is_there |= !next.line.0.is_empty();
+        next.queue.act(action);
+        next.is_there |= !next.queue.0.is_empty();
         next.way.push(action);
-        self.see(&state.line, action, &next.line);
+        self.see(&state.queue, action, &next.queue);
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
         let led = std::panic::catch_unwind(AssertUnwindSafe(|| runtime.block_on(led(&next.way))));
-        next.fault = led.err().map(|_| "the engine is not where the line is".into());
+        next.fault = led.err().map(|_| "the engine is not where the queue is".into());
         Some(next)
     }
 
-    fn properties(&self) -> Vec<Property<Lines>> {
+    fn properties(&self) -> Vec<Property<QueueModel>> {
         vec![
             Property::always("the engine is where the queue is", |_, state: &State| state.fault.is_none()),
             Property::always("the first waiter that fits is granted the lock", |_, state: &State| {
-                let first = state.line.0.iter().find(|place| !place.is_granted);
-                first.is_none_or(|first| state.line.used() + first.permits > PERMITS)
+                let first = state.queue.0.iter().find(|place| !place.is_granted);
+                first.is_none_or(|first| state.queue.used() + first.permits > PERMITS)
             }),
             Property::always("no request is overtaken", |_, state: &State| {
-                state.line.0.is_sorted_by_key(|place| !place.is_granted) && state.line.used() <= PERMITS
+                state.queue.0.is_sorted_by_key(|place| !place.is_granted) && state.queue.used() <= PERMITS
             }),
         ]
     }
@@ -502,7 +503,8 @@ impl Model for Lines {
 
 #[test]
 fn in_every_order_the_queue_follows_the_rules() {
-    let checker = Lines::default().checker().threads(2).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
+    let checker =
+        QueueModel::default().checker().threads(2).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
     checker.assert_properties();
     println!("{} states, {:?}", checker.unique_state_count(), checker.model().played.lock());
     assert!(checker.unique_state_count() >= 100, "{} states", checker.unique_state_count());

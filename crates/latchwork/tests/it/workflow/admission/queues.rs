@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use latchwork::testing::TestEngine;
 use latchwork::workflow::{
-    Ctx, ExecutionState, Filter, Queue, Status, WaitsFor, Workflow, WorkflowBuilder, WorkflowError, workflow,
+    Ctx, ExecutionFilter, ExecutionState, Queue, Status, WaitsFor, Workflow, WorkflowBuilder, WorkflowError, workflow,
 };
 
 use super::{engine_of, held, import, settle, used};
@@ -54,9 +54,9 @@ async fn a_queued_start_is_an_execution_that_waits() {
     }
     settle().await;
     assert_eq!(used(engine, None).await, (1, 3));
-    let listed = engine.list(Filter::new().is(Status::Waiting).tag("t")).await.unwrap();
+    let listed = engine.list(ExecutionFilter::new().is(Status::Waiting).tag("t")).await.unwrap();
     assert_eq!(listed.executions.len(), 3);
-    let waiting = engine.list(Filter::new().waits_for(WaitsFor::Admission("import".into()))).await.unwrap();
+    let waiting = engine.list(ExecutionFilter::new().waits_for(WaitsFor::Admission("import".into()))).await.unwrap();
     assert_eq!(waiting.executions.len(), 3);
     let why = engine.why("d").await.unwrap();
     assert_eq!(why.state, ExecutionState::Waiting);
@@ -289,8 +289,8 @@ async fn the_commit_of_an_end_admits_the_next_in_the_queue() {
 #[tokio::test]
 async fn a_start_that_ranks_before_all_served_ones_is_the_next() {
     let priority = |input: &String| if input.starts_with("urgent") { 10 } else { 0 };
-    let line = Queue::new().priority(Duration::from_secs(60), priority);
-    let import = held(import().concurrency(1).when_full(line));
+    let queue = Queue::new().priority(Duration::from_secs(60), priority);
+    let import = held(import().concurrency(1).when_full(queue));
     let test = engine_of(&import).await;
     let engine = test.engine();
     let start = async |id: &str| drop(engine.start(&import, id.into()).id(id).await.unwrap());
