@@ -217,7 +217,7 @@ async fn known(engine: &Engine, demo: &Demo) -> Result<std::collections::HashMap
     let (mut known, mut next) = (std::collections::HashMap::new(), None);
     loop {
         let page = engine.list(filter.clone()).limit(PAGE).after(next).await?;
-        known.extend(page.executions.into_iter().map(|listed| (listed.id.to_string(), listed.state)));
+        known.extend(page.items.into_iter().map(|listed| (listed.id.to_string(), listed.state)));
         next = page.next;
         if next.is_none() {
             return Ok(known);
@@ -232,7 +232,7 @@ async fn frame(engine: &Engine, bank: &Bank<'_>, demo: &Demo, tally: &Tally) -> 
     let mut next = None;
     loop {
         let page = engine.list(filter.clone()).limit(PAGE).after(next).await?;
-        for listed in &page.executions {
+        for listed in &page {
             match listed.waits.iter().any(|wait| matches!(wait.what, WaitsFor::Lock(_))) {
                 true => frame.locked += 1,
                 false => frame.asleep += 1,
@@ -244,7 +244,7 @@ async fn frame(engine: &Engine, bank: &Bank<'_>, demo: &Demo, tally: &Tally) -> 
         }
     }
     let parked = engine.list(ExecutionFilter::new().workflow(bank::WORKFLOW).is(Status::Parked)).limit(PAGE).await?;
-    frame.parked = parked.executions.len() as u32;
+    frame.parked = parked.items.len() as u32;
     // The counts are read one after the other while executions run, so they may not add up.
     let rest = frame.locked + frame.asleep + frame.parked + frame.done + tally.failed;
     frame.running = demo.transfers.saturating_sub(rest);

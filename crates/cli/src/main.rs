@@ -5,6 +5,7 @@ mod claim;
 mod dev;
 mod lock;
 mod output;
+mod paging;
 mod review;
 mod schedule;
 mod time;

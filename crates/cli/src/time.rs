@@ -10,10 +10,6 @@ use serde::{Serialize, Serializer};
 pub(crate) struct Time(pub(crate) Timestamp);
 
 impl Time {
-    pub(crate) fn from_us(us: u64) -> Time {
-        Time(Timestamp(us))
-    }
-
     /// With seconds, for people.
     pub(crate) fn short(self) -> String {
         words::time(self.0)
@@ -93,10 +89,10 @@ mod tests {
 
     #[test]
     fn times_are_written_with_microseconds() {
-        assert_eq!(Time::from_us(1_700_000_000_000_001).to_string(), "2023-11-14T22:13:20.000001Z");
-        assert_eq!(Time::from_us(0).to_string(), "1970-01-01T00:00:00.000000Z");
-        assert!(Time::from_us(u64::MAX).to_string().starts_with("9999-12-"));
-        assert_eq!(Time::from_us(1_700_000_000_000_001).short(), "2023-11-14 22:13:20 UTC");
+        assert_eq!(Time(Timestamp(1_700_000_000_000_001)).to_string(), "2023-11-14T22:13:20.000001Z");
+        assert_eq!(Time(Timestamp(0)).to_string(), "1970-01-01T00:00:00.000000Z");
+        assert!(Time(Timestamp(u64::MAX)).to_string().starts_with("9999-12-"));
+        assert_eq!(Time(Timestamp(1_700_000_000_000_001)).short(), "2023-11-14 22:13:20 UTC");
     }
 
     #[test]

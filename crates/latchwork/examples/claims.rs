@@ -133,13 +133,13 @@ async fn permitted(claims: &Claims) -> Result {
 
 async fn operating(claims: &Claims) -> Result {
     let operator = claims.operate().await?;
-    for claim in operator.stored().list(None, 100).await? {
+    for claim in operator.stored().list().await? {
         println!("{} is at {}, held by {}", &*claim.entity, claim.claim_into, claim.holder.owner);
     }
-    for transition in operator.stored().history("i-2", 10).await? {
+    for transition in operator.stored().history("i-2").limit(10).await? {
         println!("{:?}: {} to {}, {}", transition.kind, transition.from, transition.to, transition.reason);
     }
-    for letter in operator.stored().dead_letters(None, 100).await? {
+    for letter in operator.stored().dead_letters().await? {
         operator.redeliver(&letter.effect.key).await?;
     }
     Ok(())

@@ -130,18 +130,21 @@ async fn finding(entities: &Entities) -> Result {
         .filter(field("data.city").equals("London"))
         .order_by("data.age", Direction::Descending)
         .limit(1);
-    let mut query = londoners.clone();
+    let mut cursor = None;
     loop {
-        let page = entities.find(&query).await?;
-        page.items.iter().for_each(|person| println!("{}: {}", person.data["name"], page.plan));
-        let Some(next) = page.next else { break };
-        query = londoners.clone().after(next);
+        let page = entities.find(londoners.clone().after(cursor)).await?;
+        page.items.iter().for_each(|person| println!("{}", person.data["name"]));
+        cursor = page.next;
+        if cursor.is_none() {
+            break;
+        }
     }
+    println!("found by {}", entities.explain(&londoners).await?);
 
     // The same as JSON. No index helps here, and the plan says so.
     let filter: Filter = json!({"or": [{"data.age": {"less": 30}}, {"metadata.source": "import"}]}).into();
-    let page = entities.find(&Query::of("person").filter(filter)).await?;
-    assert!(page.plan.scans() && page.items.len() == 1);
+    let found = entities.find_explained(&Query::of("person").filter(filter)).await?;
+    assert!(found.plan.scans() && found.page.items.len() == 1);
     Ok(())
 }
 
@@ -152,7 +155,7 @@ async fn time_travel(entities: &Entities, home: &std::path::Path) -> Result {
     assert_eq!(before.get("ada").await?.expect("ada").data["city"], "London");
     assert_eq!(after.since(&before).await?, ["ada"]);
 
-    for revision in after.history("ada", 10).await? {
+    for revision in after.history("ada").limit(10).await? {
         println!("rev {} at generation {}: {:?}", revision.rev, revision.committed.generation, revision.meta.reason);
     }
     let changed = after.get("ada").await?.expect("ada").changed;

@@ -136,12 +136,12 @@ impl Invoices {
     /// Waits until the janitor has recovered the claims of the previous process, and prints what it did.
     pub async fn look_around(&self) -> Result {
         let operator = self.claims.operate().await?;
-        while !operator.stored().list(None, 1).await?.is_empty() {
+        while !operator.stored().list().await?.items.is_empty() {
             self.claims.sweep().await?;
             self.pause().await;
         }
         for invoice in self.all("invoice").await? {
-            let last = operator.stored().history(invoice.id.clone(), 1).await?;
+            let last = operator.stored().history(invoice.id.clone()).limit(1).await?.items;
             if let Some(last) = last.first().filter(|last| last.kind == TransitionKind::Released) {
                 println!("{} was reverted from {} to {}: {}", &*invoice.id, last.from, last.to, last.reason);
             }

@@ -95,7 +95,7 @@ async fn work() {
 }
 
 async fn operate(engine: &Engine) -> Result {
-    let session = engine.locks().session().lease(Duration::from_secs(10)).label("importer").begin().await?;
+    let session = engine.locks().session().lease(Duration::from_secs(10)).label("importer").await?;
     let held = engine.mutex(LockName::of_workflow("import", "files")).by(&session).acquire().await?;
     let state = engine.locks().inspect(held.name()).await?;
     let holder = &state.holders[0];
@@ -103,7 +103,7 @@ async fn operate(engine: &Engine) -> Result {
     engine.locks().force_release(held.name(), holder.token, "the importer hangs").await?;
     held.lost().await;
     assert_eq!(engine.locks().inspect(held.name()).await?.forced[0].reason, "the importer hangs");
-    for lock in engine.locks().list(None, 100).await?.locks {
+    for lock in engine.locks().list().limit(100).await? {
         println!("{}: {}, {} taken, {} wait", lock.name, lock.kind, lock.used, lock.waiting);
     }
     Ok(())

@@ -63,7 +63,7 @@ fn review() -> Workflow<String, String> {
         let verdict = ctx.completion::<bool>("verdict").await;
         let token = verdict.token();
         ctx.run("ask", async || mail(&text, &token).await).await?;
-        Ok(match verdict.wait_at_most(Duration::from_secs(3600)).await? {
+        Ok(match verdict.wait_within(Duration::from_secs(3600)).await? {
             Some(true) => "accepted",
             Some(false) => "rejected",
             None => "not reviewed",
@@ -171,10 +171,10 @@ async fn tokens(engine: &Engine, review: &Handle<String>) -> Result {
 }
 
 async fn reviews(engine: &Engine, refund: &Handle<String>) -> Result {
-    while engine.reviews().name("refund").await?.reviews.is_empty() {
+    while engine.reviews().name("refund").await?.items.is_empty() {
         engine.store().env().sleep(Duration::from_millis(1)).await;
     }
-    for review in engine.reviews().name("refund").await?.reviews {
+    for review in engine.reviews().name("refund").await? {
         engine.review(&review.id).decide("approve", "ada@example.org", "the parcel was lost").await?;
         match engine.review(&review.id).decide("reject", "bob@example.org", "").await {
             Err(WorkflowError::ReviewDecided { decision, .. }) => println!("{} was faster", decision.by),

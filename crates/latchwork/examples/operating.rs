@@ -110,7 +110,7 @@ async fn why(engine: &Engine) -> Result {
     let why = engine.why("o1").await?;
     println!("{why}");
     for wait in &why.waits {
-        println!("o1 waits for {wait}; for a time: {}", wait.until().is_some());
+        println!("o1 waits for {wait}; for a time: {}", wait.until.is_some());
     }
     Ok(())
 }
@@ -130,16 +130,16 @@ async fn lists(engine: &Engine) -> Result {
     let stuck = ExecutionFilter::new().workflow("order").waits_for(WaitsFor::Retry("charge".into()));
     let expensive = stuck.clone().tag("vip").at_least("price", 40);
     let page = engine.list(expensive).descending().limit(10).await?;
-    for execution in &page.executions {
+    for execution in &page {
         println!("{} is worth {:?}", execution.id, execution.attributes.get("price"));
     }
-    assert_eq!(page.executions[0].attributes["price"], Attribute::Integer(250));
+    assert_eq!(page.items[0].attributes["price"], Attribute::Integer(250));
 
     // Page by page, the oldest first.
     let (mut cursor, mut ids) = (None, Vec::new());
     loop {
         let page = engine.list(stuck.clone()).ascending().limit(2).after(cursor).await?;
-        ids.extend(page.executions.into_iter().map(|execution| execution.id));
+        ids.extend(page.items.into_iter().map(|execution| execution.id));
         cursor = page.next;
         if cursor.is_none() {
             break;
@@ -176,7 +176,7 @@ async fn bulk(engine: &Engine, order: &Workflow<i64, String>) -> Result {
 
 async fn fork(engine: &Engine, order: &Workflow<i64, String>) -> Result {
     // The fork keeps the charge, and does not charge again.
-    let id = engine.fork("o1").at_step("ship").id("o1-again").start().await?;
+    let id = engine.fork("o1").at_step("ship").id("o1-again").await?;
     println!("{}", engine.handle(order, &id).result().await?);
     Ok(())
 }
@@ -212,7 +212,7 @@ async fn parked(engine: Engine, store: &Store, order: &Workflow<i64, String>) ->
         engine.store().env().sleep(Duration::from_millis(1)).await;
     }
     drop(std::panic::take_hook());
-    for execution in engine.list(ExecutionFilter::new().is(Status::Parked)).await?.executions {
+    for execution in engine.list(ExecutionFilter::new().is(Status::Parked)).await? {
         println!("{}: {:?}", execution.id, execution.state);
     }
     engine.stop();
@@ -226,10 +226,10 @@ async fn parked(engine: Engine, store: &Store, order: &Workflow<i64, String>) ->
 
 async fn pages(engine: &Engine) -> Result {
     let page = engine.operations("o3").limit(3).await?;
-    for operation in &page.operations {
+    for operation in &page {
         println!("  {} {} {:?} {:?}", operation.place, operation.kind, operation.name, operation.state);
     }
-    let rest = engine.operations("o3").after(page.next.ok_or("there is more")?).await?;
-    println!("  and {} more", rest.operations.len());
+    let rest = engine.operations("o3").after(page.next).await?;
+    println!("  and {} more", rest.items.len());
     Ok(())
 }

@@ -38,7 +38,7 @@ async fn main() -> Result {
     schedules.put(Schedule::every("often", Duration::from_secs(1)).workflow(&report, "us".to_string())).await?;
     store.env().sleep(Duration::from_millis(2500)).await;
     schedules.pause("often", "no longer needed").await?;
-    for run in schedules.runs("often", 10).await? {
+    for run in schedules.runs("often").limit(10).await? {
         println!("{}: {:?}", run.id, run.outcome);
     }
     schedules.delete("often").await?;

@@ -41,7 +41,9 @@ mod id;
 mod json;
 mod lane;
 pub mod lock;
+mod micros;
 mod node;
+mod page;
 mod panic;
 mod record;
 pub mod state;
@@ -53,6 +55,7 @@ pub mod workflow;
 
 pub use json::{JsonError, Path, PathError};
 pub use latchwork_store as store;
+pub use page::{Cursor, CursorError, Page};
 pub use serde_json::{Map, Number, Value, json};
 
 #[cfg(doctest)]

@@ -29,6 +29,11 @@ impl Timestamp {
     pub fn plus(self, duration: Duration) -> Timestamp {
         Timestamp(self.0.saturating_add(micros(duration)))
     }
+
+    /// How much later this is than `earlier`; zero if it is not later.
+    pub fn since(self, earlier: Timestamp) -> Duration {
+        Duration::from_micros(self.0.saturating_sub(earlier.0))
+    }
 }
 
 impl fmt::Display for Timestamp {
@@ -300,6 +305,13 @@ mod tests {
         assert_eq!(ids(7), ids(7));
         assert_ne!(ids(7), ids(8));
         assert!(ids(7).is_sorted());
+    }
+
+    #[test]
+    fn the_time_between_two_times_is_never_negative() {
+        let (earlier, later) = (Timestamp(1_000_000), Timestamp(3_500_000));
+        assert_eq!((later.since(earlier), earlier.since(later)), (Duration::from_millis(2500), Duration::ZERO));
+        assert_eq!(earlier.plus(later.since(earlier)), later);
     }
 
     #[test]

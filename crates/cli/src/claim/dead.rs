@@ -11,9 +11,7 @@ use serde_json::json;
 use crate::claim::change::operate;
 use crate::claim::fields::DeadFields;
 use crate::output::{Output, Table, shortened};
-
-/// The page size of reads.
-const PAGE: usize = 1000;
+use crate::paging::Paging;
 
 #[derive(Subcommand)]
 pub(crate) enum Dead {
@@ -25,15 +23,8 @@ pub(crate) enum Dead {
 
 #[derive(Args)]
 pub(crate) struct List {
-    /// Lists at most this many.
-    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
-    limit: u64,
-    /// Lists all.
-    #[arg(long, conflicts_with = "limit")]
-    all: bool,
-    /// Continues after an earlier list: its `next`, which is a key.
-    #[arg(long, value_name = "KEY")]
-    after: Option<String>,
+    #[command(flatten)]
+    paging: Paging,
 }
 
 #[derive(Args)]
@@ -43,21 +34,14 @@ pub(crate) struct Retry {
 }
 
 pub(crate) async fn list(list: List, claims: &StoredClaims, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
-    let most = if list.all { usize::MAX } else { usize::try_from(list.limit).unwrap_or(usize::MAX) };
-    let (mut after, mut found) = (list.after, Vec::new());
-    loop {
-        let page = claims.dead_letters(after.as_deref(), PAGE).await?;
-        let is_last = page.len() < PAGE;
-        found.extend(page.into_iter().map(DeadFields::of));
-        after = found.last().map(|last| last.key.clone());
-        if is_last || found.len() > most {
-            break;
-        }
-    }
-    let has_more = found.len() > most;
-    found.truncate(most);
-    let next = found.last().filter(|_| has_more).map(|last| last.key.clone());
-    output.many("dead_letters", &found, next.as_deref(), |found| table(found, now))
+    list.paging
+        .write(
+            "dead_letters",
+            output,
+            |found| table(found, now),
+            async |limit, after| Ok(claims.dead_letters().limit(limit).after(after).await?.map(DeadFields::of)),
+        )
+        .await
 }
 
 fn table(found: &[DeadFields], now: Timestamp) -> Table {

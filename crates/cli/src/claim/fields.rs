@@ -167,7 +167,7 @@ impl DeadFields {
             actor: effect.actor,
             input: effect.input,
             output: effect.output,
-            transition_at: Time::from_us(effect.at_us),
+            transition_at: Time(effect.at),
             attempts: letter.attempts,
             error: letter.error,
             at: Time(letter.at),

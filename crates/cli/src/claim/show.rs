@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::claim::fields::{ClaimFields, TransitionFields};
 use crate::output::{Exit, Output, Problem, Table, Text};
+use crate::paging::first;
 
 #[derive(Args)]
 pub(crate) struct Show {
@@ -29,7 +30,10 @@ pub(crate) async fn run(show: Show, claims: &StoredClaims, now: Timestamp, outpu
     let entity = show.entity;
     let claim = claims.get(entity.as_str()).await?.map(ClaimFields::of);
     // At least one is read, because an entity without a claim and a history is not found.
-    let history = claims.history(entity.as_str(), show.events.max(1) as usize).await?;
+    let history = first(show.events.max(1) as usize, async |limit, after| {
+        Ok(claims.history(entity.as_str()).limit(limit).after(after).await?)
+    })
+    .await?;
     if claim.is_none() && history.is_empty() {
         let message = format!("entity {entity:?} has no claim, and no claim workflow has changed it");
         return Err(Problem::new(Exit::NotFound, message).into());

@@ -323,7 +323,7 @@ pub(crate) async fn all<T: DeserializeOwned>(view: &EntityView, kind: &str) -> R
     let (mut all, mut query) = (Vec::new(), Query::of(kind).limit(PAGE));
     loop {
         let page = view.find(&query).await?;
-        for entity in &page.items {
+        for entity in &page {
             all.push(Entity::parse(entity)?);
         }
         match page.next {

@@ -198,8 +198,8 @@ pub(crate) async fn verdict(demo: &Demo, engine: &Engine) -> Result<Paid> {
     }
     let (stored, mut reverted) = (StoredClaims::on(engine.store()).await?, 0);
     for number in 1..=demo.invoices {
-        let history = stored.history(id(demo.round, number), 1000).await?;
-        reverted += history.iter().filter(|it| it.kind == TransitionKind::Released).count() as u32;
+        let history = stored.history(id(demo.round, number)).limit(1000).await?;
+        reverted += history.into_iter().filter(|it| it.kind == TransitionKind::Released).count() as u32;
     }
     Ok(Paid {
         invoices: demo.invoices,

@@ -31,7 +31,7 @@ pub(crate) struct DecisionFields {
 impl DecisionFields {
     fn of(decision: &Decision) -> DecisionFields {
         let Decision { option, by, reason, .. } = decision.clone();
-        DecisionFields { option, by, reason, at: Time(decision.at()) }
+        DecisionFields { option, by, reason, at: Time(decision.at) }
     }
 }
 
@@ -42,7 +42,7 @@ impl ReviewFields {
             ReviewState::Open => ("open", None),
             _ => ("closed", None),
         };
-        let (opened_at, until) = (Time(review.opened()), review.until().map(Time));
+        let (opened_at, until) = (Time(review.opened), review.until.map(Time));
         let ReviewDescription { id, execution, workflow, name, question, options, .. } = review;
         ReviewFields { id, execution, workflow, name, state, question, options, opened_at, until, decision }
     }

@@ -1,5 +1,7 @@
 //! The fields of schedules in JSON, which are stable, and the words for people. docs/cli.md lists the fields.
 
+use std::time::Duration;
+
 use latchwork::Value;
 use latchwork::store::Timestamp;
 use latchwork::words;
@@ -42,11 +44,15 @@ pub(crate) struct ScheduleFields {
     pub(crate) stalled: Option<String>,
 }
 
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
 impl ScheduleFields {
     pub(crate) fn of(found: ScheduleDescription) -> ScheduleFields {
         let (cron, zone, every_ms) = match found.fires {
             Fires::Cron { expression, zone } => (Some(expression), Some(zone), None),
-            Fires::Every { interval_us } => (None, None, Some(interval_us / 1000)),
+            Fires::Every { interval } => (None, None, Some(millis(interval))),
             _ => (None, None, None),
         };
         ScheduleFields {
@@ -54,18 +60,18 @@ impl ScheduleFields {
             cron,
             zone,
             every_ms,
-            jitter_ms: found.jitter_us / 1000,
-            start: found.start_us.map(Time::from_us),
-            end: found.end_us.map(Time::from_us),
+            jitter_ms: millis(found.jitter),
+            start: found.start.map(Time),
+            end: found.end.map(Time),
             overlap: found.overlap,
-            catch_up_ms: found.catch_up_us / 1000,
+            catch_up_ms: millis(found.catch_up),
             workflow: found.workflow,
             input: found.input,
-            created: Time::from_us(found.created_us),
-            changed: Time::from_us(found.changed_us),
+            created: Time(found.created),
+            changed: Time(found.changed),
             paused: found.paused,
-            paused_since: found.paused_us.map(Time::from_us),
-            next: found.next_us.map(Time::from_us),
+            paused_since: found.paused_since.map(Time),
+            next: found.next.map(Time),
             running: found.running,
             waiting: found.waiting,
             backfills: found.backfills,
@@ -139,7 +145,7 @@ impl RunFields {
             }
             _ => "unknown",
         };
-        let (time, at) = (Time::from_us(run.time_us), Time::from_us(run.at_us));
+        let (time, at) = (Time(run.time), Time(run.at));
         RunFields { id: run.id, time, at, cause: run.cause, outcome, reason, missed, cancelled }
     }
 

@@ -7,6 +7,7 @@ use latchwork::workflow::{ScheduleError, StoredSchedules, WorkflowError};
 use serde::Serialize;
 
 use crate::output::{Cell, Output, Table, Text, Tone, shortened};
+use crate::paging::first;
 use crate::schedule::fields::{RunFields, ScheduleFields};
 use crate::time::Time;
 
@@ -38,7 +39,10 @@ pub(crate) async fn run(
     let missing = || WorkflowError::from(ScheduleError::NotFound { name: show.name.clone() });
     let schedule = ScheduleFields::of(schedules.get(&show.name).await?.ok_or_else(missing)?);
     let next = schedules.next(&show.name, show.next as usize).await?.into_iter().map(Time).collect();
-    let runs = schedules.runs(&show.name, show.runs as usize).await?.into_iter().map(RunFields::of).collect();
+    let runs = first(show.runs as usize, async |limit, after| {
+        Ok(schedules.runs(&show.name).limit(limit).after(after).await?.map(RunFields::of))
+    })
+    .await?;
     let shown = Shown { schedule, next, runs };
     output.one(&shown, |text| tell(&shown, now, text))
 }

@@ -98,7 +98,7 @@ pub(crate) fn waited(what: &WaitsFor) -> (&'static str, Option<&str>) {
 impl WaitFields {
     pub(crate) fn of(wait: &Wait) -> WaitFields {
         let (what, name) = waited(&wait.what);
-        let (since, until) = (Time(wait.since()), wait.until().map(Time));
+        let (since, until) = (Time(wait.since), wait.until.map(Time));
         WaitFields { what, name: name.map(Into::into), since, until }
     }
 
@@ -121,7 +121,7 @@ pub(crate) fn attributes(attributes: &BTreeMap<String, Attribute>) -> BTreeMap<S
         Attribute::Integer(value) => (*value).into(),
         Attribute::Real(value) => (*value).into(),
         Attribute::Text(value) => value.as_str().into(),
-        Attribute::Time(us) => Time::from_us(*us).to_string().into(),
+        Attribute::Time(time) => Time(*time).to_string().into(),
         _ => Value::Null,
     };
     attributes.iter().map(|(name, attribute)| (name.clone(), plain(attribute))).collect()
@@ -152,7 +152,7 @@ impl ListedFields {
         ListedFields {
             status: listed.status(),
             outcome: Outcome::of(&listed.state),
-            started_at: Time(listed.started()),
+            started_at: Time(listed.started),
             waits: listed.waits.iter().map(WaitFields::of).collect(),
             attributes: attributes(&listed.attributes),
             id: listed.id,
@@ -218,8 +218,8 @@ impl EventFields {
         let (mut failed, mut due) = (None, None);
         let state = match &operation.state {
             OperationState::Begun => "begun",
-            OperationState::Retrying { failure, next_us } => {
-                (failed, due) = (Some(failure), Some(*next_us));
+            OperationState::Retrying { failure, next } => {
+                (failed, due) = (Some(failure), Some(*next));
                 "retrying"
             }
             OperationState::Until(until) => {
@@ -233,15 +233,15 @@ impl EventFields {
                 "failed"
             }
             OperationState::Saw { .. } => "saw",
-            OperationState::Queued { until_us, .. } => {
-                due = *until_us;
+            OperationState::Queued { until, .. } => {
+                due = *until;
                 "queued"
             }
             _ => "unknown",
         };
         let attempts = operation.failures.iter().map(|failed| AttemptFields {
             attempt: failed.attempt,
-            at: Time::from_us(failed.at_us),
+            at: Time(failed.at),
             message: failed.message.clone(),
         });
         EventFields {
@@ -249,13 +249,13 @@ impl EventFields {
             kind: operation.kind.to_string().replace(' ', "_"),
             name: Some(operation.name.clone()).filter(|name| !name.is_empty()),
             state,
-            since: Time::from_us(operation.since_us),
-            recorded_at: Time::from_us(operation.recorded_us),
+            since: Time(operation.since),
+            recorded_at: Time(operation.recorded),
             attempts: operation.attempts,
             shown: shown(operation),
             value: operation.labelled(),
             failure: failed.map(FailureFields::of),
-            due_at: due.map(Time::from_us),
+            due_at: due.map(Time),
             attempt_failures: attempts.collect(),
             progress: operation.progress.clone(),
         }

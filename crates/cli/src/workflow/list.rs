@@ -4,15 +4,13 @@ use anyhow::Result;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use latchwork::store::{Env, Timestamp};
-use latchwork::workflow::{Attribute, Cursor, ExecutionFilter, Executions, Page, Status, WaitsFor};
+use latchwork::workflow::{Attribute, ExecutionFilter, Executions, Status, WaitsFor};
 
 use crate::output::{Cell, Exit, Format, Output, Problem, Table, Tone, shortened};
+use crate::paging::Paging;
 use crate::time;
 use crate::workflow::fields::{EventFields, ListedFields, status_cell};
 use crate::workflow::why::open;
-
-/// The page size of reads.
-const PAGE: usize = 1000;
 
 #[derive(Args)]
 pub(crate) struct List {
@@ -40,15 +38,8 @@ pub(crate) struct List {
     /// Only executions that were started before this time.
     #[arg(long, value_name = "TIME", value_parser = time_text)]
     until: Option<String>,
-    /// Lists at most this many.
-    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
-    limit: u64,
-    /// Lists all.
-    #[arg(long, conflicts_with = "limit")]
-    all: bool,
-    /// Continues after an earlier list, with the same filters and order: its `next`.
-    #[arg(long, value_name = "CURSOR")]
-    after: Option<Cursor>,
+    #[command(flatten)]
+    paging: Paging,
     /// The oldest first; with limits on an attribute, the lowest value first.
     #[arg(long)]
     ascending: bool,
@@ -160,37 +151,29 @@ impl List {
 }
 
 pub(crate) async fn run(list: List, executions: &Executions, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
-    let filter = list.filter(now)?;
-    let mut left = if list.all { usize::MAX } else { usize::try_from(list.limit).unwrap_or(usize::MAX) };
-    let (mut found, mut next) = (Vec::new(), list.after);
-    loop {
-        let mut page = executions.list(filter.clone()).limit(left.min(PAGE)).after(next);
-        if list.ascending {
-            page = page.ascending();
-        } else if list.descending {
-            page = page.descending();
-        }
-        let page: Page = page.await?;
-        left -= page.executions.len();
-        next = page.next;
-        for listed in page.executions {
-            let mut listed = ListedFields::of(listed);
-            if listed.status == Status::Running && output.format() == Format::Table {
-                let open = open(executions, &listed.id).await?;
-                listed.at_work = open.iter().map(|operation| EventFields::of(operation).words()).collect();
-            }
-            found.push(listed);
-        }
-        if left == 0 || next.is_none() {
-            break;
-        }
-        if output.format() == Format::Jsonl {
-            // Each page is written at once, so that a long list does not fill memory.
-            found.drain(..).try_for_each(|execution| output.line(&execution))?;
-        }
+    let mut found = executions.list(list.filter(now)?);
+    if list.ascending {
+        found = found.ascending();
+    } else if list.descending {
+        found = found.descending();
     }
-    let next = next.map(|next| next.to_string());
-    output.many("executions", &found, next.as_deref(), |found| table(found, now))
+    let is_table = output.format() == Format::Table;
+    list.paging
+        .write(
+            "executions",
+            output,
+            |found| table(found, now),
+            async |limit, after| {
+                let page = found.clone().limit(limit).after(after).await?;
+                let mut page = page.map(ListedFields::of);
+                for listed in page.items.iter_mut().filter(|listed| is_table && listed.status == Status::Running) {
+                    let open = open(executions, &listed.id).await?;
+                    listed.at_work = open.iter().map(|operation| EventFields::of(operation).words()).collect();
+                }
+                Ok(page)
+            },
+        )
+        .await
 }
 
 fn table(found: &[ListedFields], now: Timestamp) -> Table {

@@ -4,17 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
 use clap::Args;
+use latchwork::Cursor;
 use latchwork::store::Timestamp;
 use latchwork::workflow::{Close, Description, ExecutionId, Executions, Operation, Status};
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::output::{Cell, Output, Table, Text, Tone, shortened};
+use crate::paging::PAGE;
 use crate::time::Time;
 use crate::workflow::fields::{EventFields, Outcome, WaitFields, attributes, status_cell};
-
-/// The page size of reads.
-const PAGE: usize = 1000;
 
 /// The longest text of a value in a table.
 const LETTERS: usize = 400;
@@ -61,20 +60,16 @@ struct Shown {
 
 /// The operations that were recorded last, oldest first, and the number of all.
 async fn last(executions: &Executions, id: &ExecutionId, most: usize) -> Result<(Vec<Operation>, usize)> {
-    let (mut last, mut count, mut after): (Vec<Operation>, usize, Option<String>) = (Vec::new(), 0, None);
+    let (mut last, mut count, mut after): (Vec<Operation>, usize, Option<Cursor>) = (Vec::new(), 0, None);
     loop {
-        let page = executions.operations(id).limit(PAGE);
-        let page = match after.take() {
-            Some(after) => page.after(after).await?,
-            None => page.await?,
-        };
-        count += page.operations.len();
-        last.extend(page.operations);
-        last.sort_by_key(|operation| operation.recorded_us);
+        let page = executions.operations(id).limit(PAGE).after(after.take()).await?;
+        count += page.items.len();
+        last.extend(page.items);
+        last.sort_by_key(|operation| operation.recorded);
         last.drain(..last.len().saturating_sub(most));
-        match page.next {
-            Some(next) => after = Some(next),
-            None => return Ok((last, count)),
+        after = page.next;
+        if after.is_none() {
+            return Ok((last, count));
         }
     }
 }
@@ -89,7 +84,7 @@ pub(crate) async fn run(show: Show, executions: &Executions, now: Timestamp, out
 impl Shown {
     fn new(found: Description, events: &[Operation], event_count: usize) -> Shown {
         let status = found.status();
-        let changed_at = Time::from_us(found.changed_us);
+        let changed_at = Time(found.changed);
         Shown {
             status,
             outcome: Outcome::of(&found.state),
@@ -97,11 +92,11 @@ impl Shown {
             run: found.run,
             resumes: found.resumes,
             idempotency_key: found.idempotency_key,
-            started_at: Time::from_us(found.started_us),
+            started_at: Time(found.started),
             changed_at,
             ended_at: status.is_end().then_some(changed_at),
-            deadline_at: found.deadline_us.map(Time::from_us),
-            removal_at: found.removal_us.map(Time::from_us),
+            deadline_at: found.deadline.map(Time),
+            removal_at: found.removal_at.map(Time),
             waits: found.waits.iter().map(WaitFields::of).collect(),
             cancel_reason: found.cancel,
             tags: found.tags,

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 use clap::Args;
+use latchwork::Cursor;
 use latchwork::lock::{LockName, Owner, Requested, StoredLocks};
 use latchwork::store::Timestamp;
 use latchwork::workflow::{
@@ -13,10 +14,8 @@ use serde::Serialize;
 
 use crate::lock::fields::{NameFields, RequestFields};
 use crate::output::Output;
+use crate::paging::PAGE;
 use crate::workflow::fields::{EventFields, Outcome, WaitFields};
-
-/// The page size of reads.
-const PAGE: usize = 1000;
 
 #[derive(Args)]
 pub(crate) struct Why {
@@ -119,18 +118,14 @@ pub(crate) async fn run(
 /// The operations that the code is in: the last of each branch that has not ended, if it has no result yet. A wait
 /// whose time is up is one of them, because nothing comes after it.
 pub(crate) async fn open(executions: &Executions, id: &ExecutionId) -> Result<Vec<Operation>> {
-    let (mut last, mut after): (BTreeMap<String, Operation>, Option<String>) = (BTreeMap::new(), None);
+    let (mut last, mut after): (BTreeMap<String, Operation>, Option<Cursor>) = (BTreeMap::new(), None);
     loop {
-        let page = executions.operations(id).limit(PAGE);
-        let page = match after.take() {
-            Some(after) => page.after(after).await?,
-            None => page.await?,
-        };
+        let page = executions.operations(id).limit(PAGE).after(after.take()).await?;
         // The operations of a branch come in the order of their places.
-        last.extend(page.operations.into_iter().map(|operation| (operation.branch.clone(), operation)));
-        match page.next {
-            Some(next) => after = Some(next),
-            None => break,
+        last.extend(page.items.into_iter().map(|operation| (operation.branch.clone(), operation)));
+        after = page.next;
+        if after.is_none() {
+            break;
         }
     }
     let is_open = |operation: &&Operation| match operation.state {
@@ -157,9 +152,8 @@ async fn told(executions: &Executions, open: &[Operation], wait: &Wait) -> Resul
     match &wait.what {
         WaitsFor::Retry(step) => {
             let its = |operation: &&Operation| {
-                let is_due = |next: u64| wait.until_us.is_none_or(|until| until == next);
-                let is_retrying =
-                    matches!(operation.state, OperationState::Retrying { next_us, .. } if is_due(next_us));
+                let is_due = |next: Timestamp| wait.until.is_none_or(|until| until == next);
+                let is_retrying = matches!(operation.state, OperationState::Retrying { next, .. } if is_due(next));
                 operation.kind == Kind::Step && operation.name == *step && is_retrying
             };
             let operation = open.iter().find(its);

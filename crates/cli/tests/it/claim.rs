@@ -150,7 +150,7 @@ fn made(directory: &Path) -> PathBuf {
         fire_and_wait(engine, claims, "pay", "p-1").await;
         claims.add("invoice", Add::new("invoice").id("d-1").data(json!({"status": "sent"}))).await.unwrap();
         assert!(claims.fire("invoice", "pay", "d-1").by("admin").await.unwrap().is_done());
-        until(engine, async || !stored.dead_letters(None, 1).await.unwrap().is_empty()).await;
+        until(engine, async || !stored.dead_letters().await.unwrap().items.is_empty()).await;
     });
     store
 }
@@ -178,8 +178,8 @@ fn claims_are_listed_and_shown() {
     assert_eq!(entities(told(&store, &["list"])), ["p-1", "r-1", "r-2"]);
     assert_eq!(entities(told(&store, &["list", "--needs-review"])), ["r-1", "r-2"]);
     let first = told(&store, &["list", "--limit", "2"]);
-    assert_eq!((entities(first.clone()), &first["next"]), (vec!["p-1".into(), "r-1".into()], &json!("r-1")));
-    assert_eq!(entities(told(&store, &["list", "--after", "r-1", "--all"])), ["r-2"]);
+    assert_eq!(entities(first.clone()), ["p-1", "r-1"]);
+    assert_eq!(entities(told(&store, &["list", "--after", first["next"].as_str().unwrap(), "--all"])), ["r-2"]);
     let lines = succeeded(on(&store, &["list", "-o", "jsonl"]));
     assert_eq!(lines.lines().count(), 3, "{lines}");
     let table = succeeded(on(&store, &["list"]));
@@ -240,7 +240,7 @@ fn operators_end_claims_in_three_ways() {
     assert_eq!(completed["status"], "settled");
     let (statuses, payments) = process(&store, true, async |engine, claims| {
         let stored = claims.operate().await.unwrap().stored().clone();
-        until(engine, async || stored.list(None, 1).await.unwrap().is_empty()).await;
+        until(engine, async || stored.list().await.unwrap().items.is_empty()).await;
         until(engine, async || claims.undelivered() == 0).await;
         let mut statuses = Vec::new();
         for id in ["p-1", "r-1", "r-2"] {
@@ -269,7 +269,6 @@ fn dead_letters_are_listed_and_delivered_again() {
     let table = succeeded(on(&store, &["dead", "list"]));
     assert!(table.starts_with("KEY") && table.contains("the mail server is away"), "{table}");
     let key = letter["key"].as_str().unwrap();
-    assert_eq!(told(&store, &["dead", "list", "--after", key])["dead_letters"], json!([]));
     assert_eq!(failed(&store, &["dead", "retry", "d-1:99:0"]).0, Some(3));
     assert_eq!(told(&store, &["dead", "retry", key]), json!({"key": key}));
     assert_eq!(failed(&store, &["dead", "retry", key]).0, Some(3), "it is no longer in the list");

@@ -44,7 +44,7 @@ fn made(directory: &Path) -> PathBuf {
             engine.start(&transfer(), holds).id(id).await.unwrap();
             until(&engine, waiters).await;
         }
-        let session = engine.locks().session().label("nightly").begin().await.unwrap();
+        let session = engine.locks().session().label("nightly").await.unwrap();
         // The guard must not release anything, because its process is killed.
         std::mem::forget(engine.locks().rw_lock("config").by(&session).write().await.unwrap());
         engine.stop();
@@ -78,9 +78,15 @@ fn locks_are_listed_and_shown() {
     assert_eq!(lines[2], ["config", "read-write", "lock", "a", "writer", "0"]);
     assert_eq!(lines[3], ["vendor", "workflow", "transfer", "semaphore", "of", "3", "2", "of", "3", "0"]);
     let first = json(&["lock", "list", "--limit", "2", "--held"], &store);
-    assert_eq!((first["locks"].as_array().unwrap().len(), &first["next"]), (2, &"config".into()));
-    let rest = json(&["lock", "list", "--after", "config"], &store);
+    let next = first["next"].as_str().unwrap();
+    assert_eq!(first["locks"].as_array().unwrap().len(), 2);
+    let rest = json(&["lock", "list", "--held", "--after", next], &store);
     assert_eq!((&rest["locks"][0]["name"], &rest["next"]), (&"vendor".into(), &Value::Null));
+    // A cursor continues the same list with the same filters only.
+    for other in [&["lock", "list", "--after", next][..], &["review", "list", "--after", next]] {
+        let (code, said) = failed(other, &store);
+        assert_eq!((code, said.contains("this cursor continues a list of locks")), (Some(2), true), "{said}");
+    }
     let scoped = json(&["lock", "list", "--workflow", "transfer"], &store);
     let expected = serde_json::json!([{"name": "vendor", "workflow": "transfer", "tree": null, "kind": "semaphore",
         "permits": 3, "used": 2, "exclusive": false, "waiting": 0}]);

@@ -31,7 +31,7 @@ fn made(directory: &Path) -> PathBuf {
             engine.start(&refund(), amount).id(id).await.unwrap();
         }
         // They are stored as waiting when they leave memory.
-        while engine.reviews().await.unwrap().reviews.len() < 3 || engine.residents() > 0 {
+        while engine.reviews().await.unwrap().items.len() < 3 || engine.residents() > 0 {
             engine.store().env().sleep(Duration::from_millis(5)).await;
         }
         engine.stop();

@@ -60,8 +60,8 @@ async fn find_cost(view: &EntityView, groups: usize, finds: usize) -> f64 {
     let begin = Instant::now();
     for _ in 0..finds {
         let query = Query::of("thing").filter(field("data.group").equals(random.usize(..groups)));
-        let page = view.find(&query).await.expect("a find");
-        assert!(page.items.len() == GROUP && !page.plan.scans(), "{page:?}");
+        let found = view.find_explained(&query).await.expect("a find");
+        assert!(found.page.items.len() == GROUP && !found.plan.scans(), "{found:?}");
     }
     begin.elapsed().as_secs_f64() * 1e6 / finds as f64
 }

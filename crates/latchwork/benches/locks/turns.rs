@@ -151,8 +151,8 @@ impl Queue {
 
     async fn filled(&self) {
         loop {
-            let page = self.engine.locks().list(None, 10).await.expect("a list");
-            let is_full = page.locks.iter().any(|lock| lock.name.name == self.name && lock.waiting == self.count);
+            let page = self.engine.locks().list().limit(10).await.expect("a list");
+            let is_full = page.items.iter().any(|lock| lock.name.name == self.name && lock.waiting == self.count);
             if is_full {
                 return;
             }

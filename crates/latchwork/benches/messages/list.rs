@@ -51,7 +51,7 @@ fn pages(runtime: &Runtime, count: u32) -> f64 {
                 let begin = Instant::now();
                 let page = engine.list(filter).limit(10).await.expect("a page");
                 times.push(begin.elapsed().as_secs_f64() * 1e6);
-                assert_eq!(page.executions.len(), 10);
+                assert_eq!(page.items.len(), 10);
             }
         }
         median(times)

@@ -11,6 +11,7 @@ use crate::claim::finding::Finding;
 use crate::entity::{EntityError, EntityId};
 use crate::json::JsonError;
 use crate::lock::LockError;
+use crate::page::CursorError;
 use crate::record::unreadable;
 use crate::state::StateError;
 use crate::store::{ErrorKind, StoreError};
@@ -64,6 +65,9 @@ pub enum ClaimError {
     /// No dead letter has this key.
     #[error("there is no dead letter {key:?}")]
     NoDeadLetter { key: String },
+    /// The cursor does not continue this list.
+    #[error(transparent)]
+    Cursor(#[from] CursorError),
     /// JSON cannot hold an input or an output.
     #[error("{what} cannot be stored: {cause}")]
     Json { what: &'static str, cause: JsonError },
@@ -146,6 +150,7 @@ impl ClaimError {
             | NotInitial { .. }
             | Json { .. }
             | AlreadyStarted
+            | Cursor(_)
             | UnknownVersion { .. } => ErrorKind::Invalid,
             UnknownWorkflow { .. } | UnknownStep { .. } | NotFound { .. } | NotClaimed { .. } | NoDeadLetter { .. } => {
                 ErrorKind::NotFound

@@ -13,6 +13,7 @@ mod fire;
 mod hold;
 mod janitor;
 mod ledger;
+mod lists;
 mod machine;
 mod operate;
 mod outbox;
@@ -32,6 +33,7 @@ pub use error::{ActionError, ClaimError, Result, Uncovered};
 pub use finding::{Finding, Position, Rule};
 pub use fire::Fire;
 pub use janitor::{Abandoned, Swept};
+pub use lists::{ClaimList, DeadLetters, Strays, Transitions, Undelivered};
 pub use operate::{ClaimOperator, OpenClaim, Permitted, StoredClaims, Transition, TransitionKind};
 pub use outbox::{AfterEffect, DeadLetter};
 pub use outcome::{

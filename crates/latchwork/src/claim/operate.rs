@@ -12,16 +12,14 @@ use crate::claim::claims::{self, Claims};
 use crate::claim::error::{ClaimError, Result};
 use crate::claim::finish::{Firing, TransitionOutcome};
 use crate::claim::ledger::{EndReason, Ledger, LedgerOutcome};
-use crate::claim::outbox::{AfterEffect, DeadLetter};
 use crate::claim::outcome::{ClaimHolder, Reason};
 use crate::claim::stored::{Claim, ClaimPhase, ClaimSpaces, EffectKey, Logged, LoggedKind, OutboxEffect};
-use crate::damage::scan_around;
-use crate::entity::{EntityId, Query, Standing, field};
+use crate::entity::{EntityId, Standing};
 use crate::lane::Part;
 use crate::lock::{self, Owner};
 use crate::node::session::Lease;
 use crate::record::Record;
-use crate::store::{Commit, Order, Rev, Store, Timestamp, View};
+use crate::store::{Commit, Rev, Store, Timestamp, View};
 use crate::workflow::Engine;
 
 /// An open claim, as operators see it.
@@ -98,8 +96,8 @@ pub enum TransitionKind {
 /// The claims in a store, for reading. It needs neither an engine nor a configuration.
 #[derive(Clone)]
 pub struct StoredClaims {
-    store: Store,
-    spaces: Option<ClaimSpaces>,
+    pub(super) store: Store,
+    pub(super) spaces: Option<ClaimSpaces>,
     sessions: Option<lock::name::LockSpaces>,
 }
 
@@ -119,21 +117,6 @@ impl StoredClaims {
         Ok(StoredClaims { store: store.clone(), spaces, sessions })
     }
 
-    /// Returns at most `limit` open claims, ordered by entity, starting behind `after`.
-    pub async fn list(&self, after: Option<&EntityId>, limit: usize) -> Result<Vec<OpenClaim>> {
-        let Some(spaces) = &self.spaces else { return Ok(Vec::new()) };
-        let view = self.store.view().await?;
-        let all = spaces.claims.all();
-        let rest = after.map_or(all.clone(), |after| all.after(&spaces.claim(after)));
-        let mut open = Vec::new();
-        for (key, item) in scan_around(&view, &spaces.claims, &rest, limit).await?.found {
-            let Ok(entity) = std::str::from_utf8(key.bytes()).map(EntityId::from) else { continue };
-            let claim = Claim::decode(&item.value).map_err(|why| why.at(format!("the claim on entity {entity:?}")))?;
-            open.push(self.open(&view, entity, claim).await?);
-        }
-        Ok(open)
-    }
-
     /// The claim on an entity.
     pub async fn get(&self, entity: impl Into<EntityId>) -> Result<Option<OpenClaim>> {
         let (entity, Some(spaces)) = (entity.into(), &self.spaces) else { return Ok(None) };
@@ -143,7 +126,7 @@ impl StoredClaims {
         Ok(Some(self.open(&view, entity, claim).await?))
     }
 
-    async fn open(&self, view: &View, entity: EntityId, claim: Claim) -> Result<OpenClaim> {
+    pub(super) async fn open(&self, view: &View, entity: EntityId, claim: Claim) -> Result<OpenClaim> {
         let holder = holder(view, self.sessions.as_ref(), self.store.env().now(), &claim).await?;
         let terms = &claim.terms;
         Ok(OpenClaim {
@@ -159,54 +142,9 @@ impl StoredClaims {
             holder,
         })
     }
-
-    /// Returns at most `limit` changes of an entity by claim workflows, newest first.
-    pub async fn history(&self, entity: impl Into<EntityId>, limit: usize) -> Result<Vec<Transition>> {
-        let (entity, Some(spaces)) = (entity.into(), &self.spaces) else { return Ok(Vec::new()) };
-        let view = self.store.view().await?;
-        let mut history = Vec::new();
-        for (key, item) in view.scan(&spaces.log_of(&entity), Order::Descending, limit).await? {
-            let place = || format!("the log of claims on entity {entity:?}");
-            let logged = Logged::decode(&item.value).map_err(|why| why.at(place()))?;
-            let rev = ClaimSpaces::read_rev(&key).ok_or_else(|| ClaimError::Corrupt { place: place() })?;
-            history.push(transition(logged, rev));
-        }
-        Ok(history)
-    }
-
-    /// Returns at most `limit` after-effects that are not delivered yet. Their order has no meaning.
-    pub async fn undelivered(&self, limit: usize) -> Result<Vec<AfterEffect>> {
-        let Some(spaces) = &self.spaces else { return Ok(Vec::new()) };
-        let view = self.store.view().await?;
-        let mut undelivered = Vec::new();
-        for (key, item) in scan_around(&view, &spaces.outbox, &spaces.outbox.all(), limit).await?.found {
-            let Some(named) = EffectKey::read_outbox(&key) else { continue };
-            let effect =
-                OutboxEffect::decode(&item.value).map_err(|why| why.at(format!("after-effect {}", named.text())))?;
-            undelivered.push(effect.told(&named));
-        }
-        Ok(undelivered)
-    }
-
-    /// Returns at most `limit` dead letters, starting behind the key `after`.
-    pub async fn dead_letters(&self, after: Option<&str>, limit: usize) -> Result<Vec<DeadLetter>> {
-        let Some(spaces) = &self.spaces else { return Ok(Vec::new()) };
-        let view = self.store.view().await?;
-        let all = spaces.dead.all();
-        let after = after.and_then(EffectKey::parse);
-        let rest = after.map_or(all.clone(), |after| all.after(&spaces.dead(&after)));
-        let mut dead = Vec::new();
-        for (key, item) in scan_around(&view, &spaces.dead, &rest, limit).await?.found {
-            let Some(named) = EffectKey::read_dead(&key) else { continue };
-            let effect =
-                OutboxEffect::decode(&item.value).map_err(|why| why.at(format!("dead letter {}", named.text())))?;
-            dead.push(DeadLetter::of(&named, effect));
-        }
-        Ok(dead)
-    }
 }
 
-fn transition(logged: Logged, rev: Rev) -> Transition {
+pub(super) fn transition(logged: Logged, rev: Rev) -> Transition {
     Transition {
         workflow: logged.workflow,
         step: logged.step_key,
@@ -432,28 +370,6 @@ impl Claims {
             }
         }
         Ok(Permitted { status, steps, others })
-    }
-
-    /// Returns at most `limit` entities of a workflow whose status is not in the configuration, with that status.
-    pub async fn strays(&self, workflow: &str, limit: usize) -> Result<Vec<(EntityId, Option<String>)>> {
-        let machine = self.inner.machine(workflow)?;
-        let meta = &machine.config.meta;
-        let known = field(&format!("data.{}", meta.status_field)).one_of(machine.config.status_types.clone());
-        let mut query = Query::of(meta.entity_type.clone()).filter(known.negate()).limit(limit.clamp(1, 1000));
-        let mut strays = Vec::new();
-        loop {
-            let page = self.inner.ledger.entities.find(&query).await?;
-            for entity in page.items {
-                let status = crate::claim::machine::status_at(&machine.path, &entity.data).map(str::to_string);
-                strays.push((entity.id, status));
-            }
-            match page.next.filter(|_| strays.len() < limit) {
-                Some(next) => query = query.after(next),
-                None => break,
-            }
-        }
-        strays.truncate(limit);
-        Ok(strays)
     }
 }
 

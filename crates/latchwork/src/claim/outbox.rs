@@ -69,8 +69,9 @@ pub struct AfterEffect {
     pub input: Value,
     /// The output of the action.
     pub output: Value,
-    /// When the transition was made, in microseconds since 1970.
-    pub at_us: u64,
+    /// When the transition was made.
+    #[serde(rename = "at_us")]
+    pub at: Timestamp,
     /// The number of this attempt, counted from 1.
     pub attempt: u32,
 }
@@ -92,7 +93,7 @@ impl OutboxEffect {
             actor: self.actor.clone(),
             input: json(&self.input),
             output: json(&self.output),
-            at_us: self.at_us,
+            at: Timestamp(self.at_us),
             attempt: self.attempts + 1,
         }
     }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::entity::filter::FilterError;
 use crate::entity::{EntityId, FailedOp};
 use crate::json::JsonError;
+use crate::page::CursorError;
 use crate::record::unreadable;
 use crate::store::{ErrorKind, Generation, Rev, StoreError};
 
@@ -82,8 +83,8 @@ pub enum EntityError {
     #[error(transparent)]
     Filter(#[from] FilterError),
     /// The cursor does not continue this query.
-    #[error("this cursor cannot be used here: {reason}")]
-    Cursor { reason: Cow<'static, str> },
+    #[error(transparent)]
+    Cursor(#[from] CursorError),
     /// The query asks for no results.
     #[error("a query's limit must be at least 1")]
     Limit,
@@ -144,7 +145,7 @@ impl EntityError {
             | IndexedTooLong { .. }
             | WrittenTwice { .. }
             | Filter(_)
-            | Cursor { .. }
+            | Cursor(_)
             | Limit
             | Declaration { .. }
             | AddDoesNotMatch

@@ -407,7 +407,7 @@ mod tests {
         send(entities.undeclare(crate::entity::TypeSpec::new("t")));
         send(async {
             let view = entities.now().await.unwrap();
-            view.history("a", 1).await.unwrap();
+            view.history("a").await.unwrap();
             view.since(&view).await.unwrap();
             view.get("a").await.unwrap();
         });

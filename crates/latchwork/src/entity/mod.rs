@@ -46,6 +46,7 @@ use std::convert::Infallible;
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::page::Page;
 use crate::store::{Confirm, Generation, History, Key, Range, Rev, Space, SpaceSpec, Store, View};
 
 pub use declare::TypeSpec;
@@ -54,8 +55,8 @@ pub use error::{EntityError, Result};
 pub use filter::{FieldRef, Filter, FilterError, FilterProblem, field};
 pub use lane::{ChangeError, Draft};
 pub use op::{Add, Effect, FailedOp, Meta, OpReceipt, Receipt, Remove, Transaction, Update};
-pub use query::{Access, Cursor, Direction, Page, Plan, Query};
-pub use view::{AsOf, EntityView, Revision};
+pub use query::{Access, Direction, Explained, Plan, Query};
+pub use view::{AsOf, EntityView, Revision, Revisions};
 
 pub(crate) use revise::{Revised, Standing};
 pub(crate) use transact::CheckedTransaction;
@@ -293,11 +294,17 @@ impl Entities {
     }
 
     /// Returns the entities that a query asks for, as they are now.
-    pub fn find<Q: Into<Query>>(&self, query: Q) -> impl Future<Output = Result<Page>> + Send + use<Q> {
+    pub fn find<Q: Into<Query>>(&self, query: Q) -> impl Future<Output = Result<Page<Entity>>> + Send + use<Q> {
+        let found = self.find_explained(query);
+        async move { Ok(found.await?.page) }
+    }
+
+    /// Returns the entities that a query asks for, as they are now, and how they were found.
+    pub fn find_explained<Q: Into<Query>>(&self, query: Q) -> impl Future<Output = Result<Explained>> + Send + use<Q> {
         let (entities, query) = (self.clone(), query.into());
         async move {
             let view = entities.inner.store.view().await?;
-            EntityView::passing(entities, view).find(&query).await
+            EntityView::passing(entities, view).find_explained(&query).await
         }
     }
 

@@ -84,9 +84,9 @@ impl Add {
     /// entities.add(Add::new("document").subtype("draft").id("d-1")).await?;
     /// entities.update(Update::new("d-1").subtype("invoice")).await?;
     ///
-    /// let invoices = entities.find(Query::of("document").subtype("invoice")).await?;
-    /// assert_eq!(invoices.items[0].id, "d-1");
-    /// assert!(!invoices.plan.scans());
+    /// let found = entities.find_explained(Query::of("document").subtype("invoice")).await?;
+    /// assert_eq!(found.page.items[0].id, "d-1");
+    /// assert!(!found.plan.scans());
     /// # Ok(()) }
     /// ```
     pub fn subtype(mut self, subtype: impl Into<Arc<str>>) -> Add {

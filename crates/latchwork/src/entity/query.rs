@@ -1,7 +1,6 @@
-//! A find: the query, the plan of its answer, and the cursor of the next page. Pure; `run.rs` does the reading.
+//! A find: the query, the plan of its answer, and what its cursors hold. Pure; `run.rs` does the reading.
 
 use std::fmt;
-use std::str::FromStr;
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -11,9 +10,13 @@ use crate::entity::filter::{Comparison, Field, Filter, FilterError, FilterNode};
 use crate::entity::op::{check_subtype, check_type_name};
 use crate::entity::{Entity, EntityError, EntityId, Result};
 use crate::json;
+use crate::page::{Cursor, Page};
 
 /// The size of a page if the query does not set one.
 const LIMIT: usize = 1000;
+
+/// The name of the list in cursors.
+const LIST: &str = "entities";
 
 /// Describes the entities to find.
 ///
@@ -52,36 +55,16 @@ pub enum Direction {
     Descending,
 }
 
-/// A page of found entities.
+/// A page of found entities, and how they were found.
 #[derive(Debug, Clone)]
-pub struct Page {
+#[non_exhaustive]
+pub struct Explained {
     /// The entities, in the requested order.
-    pub items: Vec<Entity>,
-    /// Where the next page starts, if there is one.
-    pub next: Option<Cursor>,
+    pub page: Page<Entity>,
     /// How they were found.
     pub plan: Plan,
     /// The number of entities that were read.
     pub examined: usize,
-}
-
-/// The position in the results of a query after which the next page starts. It can be stored as text.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Cursor(String);
-
-impl fmt::Display for Cursor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl FromStr for Cursor {
-    type Err = std::convert::Infallible;
-
-    /// Accepts any text. The find that uses it reports an invalid one.
-    fn from_str(text: &str) -> std::result::Result<Cursor, Self::Err> {
-        Ok(Cursor(text.into()))
-    }
 }
 
 /// How a find is answered.
@@ -173,9 +156,9 @@ impl Query {
         self
     }
 
-    /// Continues after a page of the same query.
-    pub fn after(mut self, cursor: Cursor) -> Query {
-        self.after = Some(cursor);
+    /// Continues after a page of the same query: its `next`.
+    pub fn after(mut self, cursor: impl Into<Option<Cursor>>) -> Query {
+        self.after = cursor.into();
         self
     }
 
@@ -224,8 +207,6 @@ pub(crate) struct OrderPosition {
     pub(crate) id: EntityId,
 }
 
-const CURSOR_VERSION: u8 = 1;
-
 impl CheckedQuery {
     pub(crate) fn matches(&self, record: &EntityRecord) -> bool {
         self.entity_type.as_ref().is_none_or(|entity_type| *entity_type == record.entity_type)
@@ -261,33 +242,21 @@ impl CheckedQuery {
     }
 
     pub(crate) fn cursor(&self, position: &OrderPosition) -> Cursor {
-        let mut bytes = vec![CURSOR_VERSION];
-        bytes.extend_from_slice(&self.fingerprint.to_be_bytes());
-        position.values.iter().for_each(|value| bytes.extend_from_slice(value));
+        let mut bytes = position.values.concat();
         bytes.extend_from_slice(position.id.as_bytes());
-        Cursor(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+        Cursor::new(LIST, self.fingerprint, &bytes)
     }
 
     fn read_cursor(&self, cursor: &Cursor) -> Result<OrderPosition> {
-        let refuse = |reason: &'static str| EntityError::Cursor { reason: reason.into() };
-        let garbled = || refuse("no find has returned it");
-        let bytes = unhex(&cursor.0).ok_or_else(garbled)?;
-        let (version, rest) = bytes.split_first().ok_or_else(garbled)?;
-        if *version != CURSOR_VERSION || rest.len() < 8 {
-            return Err(garbled());
-        }
-        let (fingerprint, mut rest) = rest.split_at(8);
-        if fingerprint != self.fingerprint.to_be_bytes() {
-            return Err(refuse("it belongs to another query; a cursor continues the same type, filter and order"));
-        }
+        let mut rest = cursor.position(LIST, self.fingerprint)?;
         let mut values = Vec::with_capacity(self.order.len());
         for _ in &self.order {
-            let length = json::skip(rest).ok_or_else(garbled)?;
+            let length = json::skip(rest).ok_or_else(|| cursor.unknown())?;
             values.push(rest[..length].to_vec());
             rest = &rest[length..];
         }
-        let id: EntityId = std::str::from_utf8(rest).map_err(|_| garbled())?.into();
-        id.validate().map_err(|_| garbled())?;
+        let id: EntityId = std::str::from_utf8(rest).map_err(|_| cursor.unknown())?.into();
+        id.validate().map_err(|_| cursor.unknown())?;
         Ok(OrderPosition { values, id })
     }
 
@@ -365,13 +334,4 @@ fn fingerprint_node(node: &FilterNode, out: &mut Vec<u8>) {
             }
         }
     }
-}
-
-fn unhex(text: &str) -> Option<Vec<u8>> {
-    let digits = text.as_bytes();
-    if !digits.len().is_multiple_of(2) {
-        return None;
-    }
-    let digit = |byte: u8| (byte as char).to_digit(16).map(|digit| digit as u8);
-    digits.chunks(2).map(|pair| Some(digit(pair[0])? << 4 | digit(pair[1])?)).collect()
 }

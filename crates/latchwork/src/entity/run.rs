@@ -4,7 +4,8 @@
 use crate::entity::document::{EntityRecord, Moment};
 use crate::entity::plan::{self, AccessPath};
 use crate::entity::query::{Access, CheckedQuery, OrderPosition};
-use crate::entity::{Entity, EntityError, EntityId, EntityView, Page, Plan, Query, Result};
+use crate::entity::{Entity, EntityError, EntityId, EntityView, Explained, Plan, Query, Result};
+use crate::page::Page;
 use crate::store::{Item, Key, Order, Range, View};
 
 /// The most and the fewest entries that are read at once.
@@ -13,7 +14,12 @@ const FIRST_BATCH: usize = 16;
 
 impl EntityView {
     /// Returns the entities that a query asks for.
-    pub async fn find(&self, query: &Query) -> Result<Page> {
+    pub async fn find(&self, query: &Query) -> Result<Page<Entity>> {
+        Ok(self.find_explained(query).await?.page)
+    }
+
+    /// Returns the entities that a query asks for, and how they were found.
+    pub async fn find_explained(&self, query: &Query) -> Result<Explained> {
         let query = query.checked()?;
         let view = self.pinned()?;
         let path = self.plan(&view, &query).await?;
@@ -59,13 +65,14 @@ struct QueryRun<'a> {
 }
 
 impl QueryRun<'_> {
-    async fn page(mut self) -> Result<Page> {
+    async fn page(mut self) -> Result<Explained> {
         let mut matches = self.matches().await?;
         let more = matches.len() > self.query.limit;
         matches.truncate(self.query.limit);
         let next = matches.last().filter(|_| more).map(|last| self.query.cursor(&last.position));
         let items = matches.into_iter().map(|found| found.entity).collect();
-        Ok(Page { items, next, plan: self.path.plan.clone(), examined: self.examined })
+        let page = Page { items, next };
+        Ok(Explained { page, plan: self.path.plan.clone(), examined: self.examined })
     }
 
     /// The ranges to read. If the index has the requested order, the part before the cursor is left out.

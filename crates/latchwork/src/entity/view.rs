@@ -11,6 +11,7 @@ use crate::entity::document::Moment;
 use crate::entity::op::Meta;
 use crate::entity::{Entities, Entity, EntityError, EntityId, Result};
 use crate::lane::as_found;
+use crate::page::{Asked, Page, mark, paged};
 use crate::store::{Check, Generation, Item, Range, Rev, StoreError, Timestamp, Version, View};
 
 /// The point in the past for [`Entities::as_of`].
@@ -126,22 +127,10 @@ impl EntityView {
         self.reads.as_ref().map(|reads| reads.lock().clone()).unwrap_or_default()
     }
 
-    /// The versions of an entity that are still kept, up to this view, newest first, at most `limit` of them. Removals
-    /// are versions, too.
-    pub async fn history(&self, id: impl Into<EntityId>, limit: usize) -> Result<Vec<Revision>> {
-        let id = id.into();
-        let view = self.pinned()?;
-        self.read(&view, &id).await?;
-        let key = self.entities.key(&id);
-        let mut revisions = Vec::new();
-        for version in view.history(&key, limit).await? {
-            let Version { rev, generation, time, value } = version;
-            let item = value.map(|value| Item { rev, generation, time, value });
-            let entity = item.map(|item| Entity::decode(id.clone(), &item)).transpose()?;
-            let meta = self.meta(&view, &id, generation).await?;
-            revisions.push(Revision { rev, committed: Moment { generation, time }, entity, meta });
-        }
-        Ok(revisions)
+    /// The versions of an entity that are still kept, up to this view, newest first. Removals are versions, too. Await
+    /// it for a page.
+    pub fn history(&self, id: impl Into<EntityId>) -> Revisions<'_> {
+        Revisions { view: self, id: id.into(), asked: Asked::of("versions") }
     }
 
     /// The author and reason of the commit that wrote a version. `None` if the commit is older than the history that is
@@ -193,6 +182,49 @@ impl EntityView {
 }
 
 shown!(EntityView, it => generation: it.generation);
+
+/// A page of an entity's history that is about to be read.
+#[must_use = "nothing is read until this is awaited"]
+pub struct Revisions<'a> {
+    view: &'a EntityView,
+    id: EntityId,
+    asked: Asked,
+}
+
+paged!(Revisions<'a> => Revision, EntityError);
+
+impl Revisions<'_> {
+    async fn page(self) -> Result<Page<Revision>> {
+        let Revisions { view: its, id, asked } = self;
+        let mark = mark(&id);
+        let before = match asked.position(mark)?.map(<[u8; 8]>::try_from) {
+            Some(Ok(rev)) => Some(Rev(u64::from_be_bytes(rev))),
+            Some(Err(_)) => return Err(asked.unknown().into()),
+            None => None,
+        };
+        let view = its.pinned()?;
+        its.read(&view, &id).await?;
+        let key = its.entities.key(&id);
+        let mut wanted = asked.limit + 1;
+        if let Some(before) = before {
+            // The store reads versions from the newest on, so those of the earlier pages are read again.
+            let newest = view.history(&key, 1).await?.first().map_or(0, |newest| newest.rev.0);
+            let passed = (newest + 1).saturating_sub(before.0);
+            wanted = wanted.saturating_add(usize::try_from(passed).unwrap_or(usize::MAX));
+        }
+        let versions = view.history(&key, wanted).await?.into_iter();
+        let versions = versions.filter(|version| before.is_none_or(|before| version.rev < before));
+        let page = asked.page(mark, versions.map(|version| (version.rev.0.to_be_bytes(), version)).collect());
+        let mut items = Vec::new();
+        for Version { rev, generation, time, value } in page.items {
+            let item = value.map(|value| Item { rev, generation, time, value });
+            let entity = item.map(|item| Entity::decode(id.clone(), &item)).transpose()?;
+            let meta = its.meta(&view, &id, generation).await?;
+            items.push(Revision { rev, committed: Moment { generation, time }, entity, meta });
+        }
+        Ok(Page { items, next: page.next })
+    }
+}
 
 /// What was read through a view.
 #[derive(Debug, Clone, Default)]

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::lock::Owner;
 use crate::node::NodeError;
+use crate::page::CursorError;
 use crate::record::unreadable;
 use crate::store::{ErrorKind, StoreError};
 
@@ -38,6 +39,9 @@ pub enum LockError {
     /// The session was lost: its lease was not renewed in time.
     #[error("session {session} has lost its lease, and with it every lock")]
     SessionLost { session: String },
+    /// The cursor does not continue this list.
+    #[error(transparent)]
+    Cursor(#[from] CursorError),
     /// A stored record cannot be read.
     #[error("{place} is damaged: it cannot be read")]
     Corrupt { place: String },
@@ -75,7 +79,7 @@ impl LockError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             LockError::Name { .. } | LockError::Lease { .. } | LockError::UnknownVersion { .. } => ErrorKind::Invalid,
-            LockError::NeedsEngine { .. } | LockError::NoRuntime => ErrorKind::Invalid,
+            LockError::NeedsEngine { .. } | LockError::NoRuntime | LockError::Cursor(_) => ErrorKind::Invalid,
             LockError::Refused(LockRefused::Capacity { .. } | LockRefused::TooMany { .. }) => ErrorKind::Invalid,
             LockError::NoSuchToken { .. } | LockError::NotFound { .. } => ErrorKind::NotFound,
             LockError::Refused(_) | LockError::InUse { .. } | LockError::SessionLost { .. } => ErrorKind::Conflict,

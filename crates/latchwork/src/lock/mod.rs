@@ -61,6 +61,6 @@ pub use error::{DeadlockLink, LockError, LockKind, LockRefused, Result};
 pub(crate) use locks::Patience;
 pub use locks::{Lock, LockGuard, Locks, ReadWriteLock};
 pub use name::{FencingToken, LockName, LockScope, Owner};
-pub use operate::{ForcedRelease, LeaseState, LockPage, LockState, LockSummary, Requested, StoredLocks};
+pub use operate::{ForcedRelease, LeaseState, LockList, LockState, LockSummary, Requested, StoredLocks};
 pub use record::{AcquireOutcome, Holder, LockRecord, TokensSpent, Waiter, initial_lock_record};
 pub use session::{Session, SessionBuilder};

@@ -10,6 +10,7 @@ use crate::lock::name::{LockSpaces, read_ticket};
 use crate::lock::stored::{Forced, Head, LockRequest, Ticket};
 use crate::lock::{LockName, LockScope, Locks, Owner};
 use crate::node::session::Lease;
+use crate::page::{Asked, Page, Records, mark, paged};
 use crate::record::Record;
 use crate::store::{Item, Key, Order, Store, Timestamp, View};
 
@@ -27,14 +28,48 @@ pub struct LockSummary {
     pub waiting: u64,
 }
 
-/// Locks in the order of their names, and where the next page starts.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct LockPage {
-    /// The locks.
-    pub locks: Vec<LockSummary>,
-    /// The last name of this page, if there is a next page.
-    pub next: Option<LockName>,
+/// A page of the locks that were ever used, in the order of their names, that is about to be read.
+#[derive(Clone)]
+#[must_use = "nothing is read until this is awaited"]
+pub struct LockList {
+    stored: StoredLocks,
+    scope: Option<LockScope>,
+    is_held: bool,
+    asked: Asked,
+}
+
+paged!(LockList => LockSummary, LockError);
+
+impl LockList {
+    /// Only locks of this scope.
+    pub fn scope(mut self, scope: impl Into<Option<LockScope>>) -> LockList {
+        self.scope = scope.into();
+        self
+    }
+
+    /// Only locks that are held.
+    pub fn held(mut self) -> LockList {
+        self.is_held = true;
+        self
+    }
+
+    async fn page(self) -> Result<Page<LockSummary>> {
+        let LockList { stored, scope, is_held, asked } = self;
+        let mark = mark(&(&scope, is_held));
+        asked.position(mark)?;
+        let Some(spaces) = &stored.spaces else { return Ok(Page::default()) };
+        let view = stored.store.view().await?;
+        let range = spaces.heads.prefix(scope.as_ref().map_or_else(Vec::new, LockScope::bytes));
+        let order = Order::Ascending;
+        let records = Records { view: &view, space: &spaces.heads, range, order, skips_damage: false };
+        let read = |key: &Key, item: &Item| -> Result<Option<LockSummary>> {
+            let name = LockName::read_head(key).ok_or_else(|| LockError::Corrupt { place: format!("{key}") })?;
+            let head = Head::decode(&item.value).map_err(|why| why.at(format!("lock {:?}", name.to_string())))?;
+            let summary = |kind| LockSummary { name, kind, used: head.used, waiting: head.waiting };
+            Ok(head.kind.filter(|_| !is_held || head.used > 0).map(summary))
+        };
+        asked.scan(mark, records, read).await
+    }
 }
 
 /// Everything about a lock.
@@ -70,8 +105,10 @@ pub struct Requested {
     /// The number of permits.
     pub permits: u32,
     /// When the request was made.
+    #[serde(rename = "since_us")]
     pub since: Timestamp,
     /// When it was granted, if it was.
+    #[serde(rename = "granted_us")]
     pub granted: Option<Timestamp>,
     /// The number of waiters before it in the queue.
     pub position: Option<u64>,
@@ -84,8 +121,10 @@ pub struct Requested {
 #[non_exhaustive]
 pub struct LeaseState {
     /// When it was last renewed.
+    #[serde(rename = "renewed_us")]
     pub renewed: Timestamp,
     /// How long the lease is valid after a renewal, at least.
+    #[serde(rename = "length_us", with = "crate::micros")]
     pub length: Duration,
 }
 
@@ -107,6 +146,7 @@ pub struct ForcedRelease {
     /// True if the lock was held, and not only waited for.
     pub was_held: bool,
     /// When it was forced.
+    #[serde(rename = "at_us")]
     pub at: Timestamp,
     /// The operator's reason.
     pub reason: String,
@@ -125,7 +165,7 @@ const MOST_FORCED: usize = 100;
 /// # use latchwork::store::Store;
 /// # async fn example() -> Result<()> {
 /// let locks = StoredLocks::on(&Store::open_read_only("./data").await?).await?;
-/// for lock in locks.list(None, None, 100).await?.locks {
+/// for lock in locks.list().held().await? {
 ///     println!("{} is held by {:?}", lock.name, locks.inspect(&lock.name).await?.holders);
 /// }
 /// # Ok(()) }
@@ -145,33 +185,9 @@ impl StoredLocks {
         Ok(StoredLocks { store: store.clone(), spaces: LockSpaces::find(store).await? })
     }
 
-    /// Returns at most `limit` locks that were ever used, of this scope and after this name if they are given.
-    pub async fn list(&self, scope: Option<&LockScope>, after: Option<&LockName>, limit: usize) -> Result<LockPage> {
-        let mut page = LockPage { locks: Vec::new(), next: None };
-        let Some(spaces) = &self.spaces else { return Ok(page) };
-        let view = self.store.view().await?;
-        let within = scope.map_or_else(Vec::new, LockScope::bytes);
-        let from = after.map_or_else(Vec::new, |after| [after.head_bytes(), vec![0]].concat());
-        let mut from = from.max(within.clone());
-        loop {
-            let range = spaces.heads.range(from.clone()..);
-            let found = view.scan(&range, Order::Ascending, limit.saturating_add(1).min(1000)).await?;
-            let Some((last, _)) = found.last() else { return Ok(page) };
-            from = [last.bytes(), &[0]].concat();
-            for (key, item) in found {
-                if !key.bytes().starts_with(&within) {
-                    return Ok(page);
-                }
-                let name = LockName::read_head(&key).ok_or_else(|| LockError::Corrupt { place: format!("{key}") })?;
-                let head = Head::decode(&item.value).map_err(|why| why.at(format!("lock {:?}", name.to_string())))?;
-                let Some(kind) = head.kind else { continue };
-                if page.locks.len() == limit {
-                    page.next = page.locks.last().map(|last| last.name.clone());
-                    return Ok(page);
-                }
-                page.locks.push(LockSummary { name, kind, used: head.used, waiting: head.waiting });
-            }
-        }
+    /// The locks that were ever used, in the order of their names. Await it for a page.
+    pub fn list(&self) -> LockList {
+        LockList { stored: self.clone(), scope: None, is_held: false, asked: Asked::of("locks") }
     }
 
     /// Everything about a lock, with the first thousand waiters.
@@ -253,9 +269,9 @@ impl Locks {
         StoredLocks { store: self.service.node.store.clone(), spaces: Some(self.service.spaces.clone()) }
     }
 
-    /// Returns at most `limit` locks that were ever used, after this name if one is given.
-    pub async fn list(&self, after: Option<&LockName>, limit: usize) -> Result<LockPage> {
-        self.stored().list(None, after, limit).await
+    /// The locks that were ever used, in the order of their names. Await it for a page.
+    pub fn list(&self) -> LockList {
+        self.stored().list()
     }
 
     /// Everything about a lock, with the first thousand waiters.

@@ -1,5 +1,6 @@
 //! Sessions as callers hold them, and what the end of a session means for locks. Sessions themselves are in `node`.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,7 +29,7 @@ const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 /// use latchwork::store::Store;
 ///
 /// let locks = Locks::on(&Store::memory().await?).await?;
-/// let importer = locks.session().lease(Duration::from_secs(10)).label("importer").begin().await?;
+/// let importer = locks.session().lease(Duration::from_secs(10)).label("importer").await?;
 /// let guard = locks.mutex("import").by(&importer).acquire().await?;
 /// assert!(importer.renew().await? && !importer.is_lost());
 /// importer.end().await?;
@@ -38,7 +39,7 @@ const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 #[derive(Clone)]
 pub struct Session(Arc<session::LocalSession>);
 
-/// The settings of a session that has not begun yet.
+/// A session that has not begun yet. It begins when this is awaited.
 #[must_use = "a session begins when this is awaited"]
 pub struct SessionBuilder {
     service: Arc<Service>,
@@ -71,14 +72,22 @@ impl SessionBuilder {
         self
     }
 
-    /// Begins the session.
-    pub async fn begin(self) -> Result<Session> {
+    async fn begin(self) -> Result<Session> {
         check_lease(self.terms.lease)?;
         if self.terms.label.len() > 512 {
             let reason = "the session's label is longer than 512 bytes";
             return Err(LockError::Name { name: self.terms.label, reason });
         }
         Ok(Session(self.service.sessions.begin(self.terms).await?))
+    }
+}
+
+impl IntoFuture for SessionBuilder {
+    type Output = Result<Session>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.begin())
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::store::{Commit, Env, Limits, Rev, Store, Timestamp};
+use crate::store::{Commit, Env, Limits, Rev, Store};
 use crate::workflow::journal::place::BranchPath;
 use crate::workflow::run::driver::{ResidencyEnd, live};
 use crate::workflow::run::{Run, Stop};
@@ -57,10 +57,8 @@ async fn ended<I, O>(history: &History, workflow: &Workflow<I, O>) -> Result<Opt
         stored.applied().map_err(|_| WorkflowError::Stopped)?;
     }
     let (definition, id) = (workflow.definition.clone(), history.id.as_str().into());
-    let execution = Execution {
-        run: history.run,
-        ..Execution::new(&history.workflow, history.input.to_string(), Timestamp(history.started_us))
-    };
+    let execution =
+        Execution { run: history.run, ..Execution::new(&history.workflow, history.input.to_string(), history.started) };
     let run = Arc::new(Run::new(inner.clone(), definition, id, execution, Some(Rev(1))));
     let ctx = Ctx::root(&run);
     let came_to = match live(&run, ctx.clone()).await {
@@ -89,27 +87,29 @@ async fn ended<I, O>(history: &History, workflow: &Workflow<I, O>) -> Result<Opt
 fn entry(operation: &Operation) -> Entry {
     let state = match &operation.state {
         OperationState::Begun => EntryState::Begun,
-        OperationState::Retrying { failure, next_us } => {
-            EntryState::Failed { failure: failure_text(failure), next_us: *next_us }
+        OperationState::Retrying { failure, next } => {
+            EntryState::Failed { failure: failure_text(failure), next_us: next.0 }
         }
-        OperationState::Until(until) => EntryState::Until(*until),
+        OperationState::Until(until) => EntryState::Until(until.0),
         OperationState::Done(value) => EntryState::Done(value.to_string()),
         OperationState::Failed(failure) => EntryState::Gave(failure_text(failure)),
         OperationState::Saw { rev, state } => {
             EntryState::Saw { rev: *rev, state: state.as_ref().map(Value::to_string) }
         }
-        OperationState::Queued { token, until_us } => EntryState::Queued { ticket: *token, until_us: *until_us },
+        OperationState::Queued { token, until } => {
+            EntryState::Queued { ticket: *token, until_us: until.map(|until| until.0) }
+        }
     };
     let failures = operation.failures.iter().map(|failed| FailedAttempt {
         attempt: failed.attempt,
-        at_us: failed.at_us,
+        at_us: failed.at.0,
         message: failed.message.clone(),
     });
     Entry {
         attempts: operation.attempts,
         failures: failures.collect(),
         progress: operation.progress.as_ref().map(Value::to_string),
-        ..Entry::new(operation.kind, &*operation.name, operation.argument, Timestamp(operation.since_us), state)
+        ..Entry::new(operation.kind, &*operation.name, operation.argument, operation.since, state)
     }
 }
 

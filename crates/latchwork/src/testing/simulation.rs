@@ -59,7 +59,7 @@ const ROUNDS: usize = 200_000;
 pub struct Simulation {
     seed: u64,
     faults: Faults,
-    limit: Duration,
+    timeout: Duration,
     register: Vec<Register>,
     clients: Vec<Client>,
     looks: Vec<LookFn>,
@@ -108,8 +108,8 @@ impl Caller {
 impl Simulation {
     /// A simulation from a seed, with all faults.
     pub fn new(seed: u64) -> Simulation {
-        let (faults, limit) = (Faults::default(), Duration::from_secs(30 * 86_400));
-        Simulation { seed, faults, limit, register: Vec::new(), clients: Vec::new(), looks: Vec::new() }
+        let (faults, timeout) = (Faults::default(), Duration::from_secs(30 * 86_400));
+        Simulation { seed, faults, timeout, register: Vec::new(), clients: Vec::new(), looks: Vec::new() }
     }
 
     /// Sets the faults that may happen.
@@ -119,8 +119,8 @@ impl Simulation {
     }
 
     /// Sets how much virtual time the simulation may take until everything has ended: 30 days by default.
-    pub fn limit(mut self, limit: Duration) -> Simulation {
-        self.limit = limit;
+    pub fn timeout(mut self, timeout: Duration) -> Simulation {
+        self.timeout = timeout;
         self
     }
 
@@ -318,7 +318,7 @@ impl Lives {
             if idle > IDLE_ROUNDS {
                 return Err(format!("no task waits for a time: {}", self.left_over().await));
             }
-            if self.rounds > ROUNDS || self.world.env.monotonic() > self.simulation.limit {
+            if self.rounds > ROUNDS || self.world.env.monotonic() > self.simulation.timeout {
                 return Err(format!("it takes too long: {}", self.left_over().await));
             }
         }

@@ -357,10 +357,9 @@ impl Definition {
         let deadline_us = self.timeout.map(|timeout| begins.max(now).plus(timeout).0);
         let mut first = Execution { deadline_us, labels, ..Execution::new(&self.name, input, now) };
         if begins > now {
-            let until_us = Some(begins.0);
-            let wait = Wait { what: WaitsFor::Timer, since_us: now.0, until_us };
+            let wait = Wait { what: WaitsFor::Timer, since: now, until: Some(begins) };
             (first.status, first.waits) = (StoredStatus::Waiting, vec![wait]);
-            (first.timer_us, first.begins_us) = (until_us, until_us);
+            (first.timer_us, first.begins_us) = (Some(begins.0), Some(begins.0));
         }
         first
     }

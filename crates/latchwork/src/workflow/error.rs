@@ -6,6 +6,7 @@ use crate::entity::EntityError;
 use crate::json::JsonError;
 use crate::lock::LockError;
 use crate::node::NodeError;
+use crate::page::CursorError;
 use crate::record::unreadable;
 use crate::state::StateError;
 use crate::store::{ErrorKind, StoreError};
@@ -74,6 +75,9 @@ pub enum WorkflowError {
     /// The list was asked for with wrong parameters.
     #[error("executions cannot be listed: {reason}")]
     List { reason: String },
+    /// The cursor does not continue this list.
+    #[error(transparent)]
+    Cursor(#[from] CursorError),
     /// The payload contains a value that JSON cannot hold.
     #[error("{what}: {cause}")]
     Payload { what: &'static str, cause: JsonError },
@@ -213,6 +217,7 @@ impl WorkflowError {
             | InputTooLong { .. }
             | MessageReused { .. }
             | List { .. }
+            | Cursor(_)
             | Labels { .. }
             | Payload { .. }
             | PayloadTooLong { .. }

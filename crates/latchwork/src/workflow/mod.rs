@@ -54,18 +54,18 @@ pub use engine::{Engine, EngineBuilder};
 pub use error::{Result, WorkflowError};
 pub use failure::{Cancelled, Failure, FailureError, RevisionConflict};
 pub use operate::bulk::{Bulk, BulkReport};
-pub use operate::events::{Operations, OperationsPage};
+pub use operate::events::Operations;
 pub use operate::executions::{Description, Executions};
 pub use operate::filter::ExecutionFilter;
 pub use operate::fork::Fork;
 pub use operate::history::{AttemptFailure, ExecutionState, History, Operation, OperationState};
-pub use operate::list::{Cursor, List, Listed, Page};
-pub use operate::reviews::{ReviewDescription, ReviewHandle, ReviewState, Reviews, ReviewsPage};
+pub use operate::list::{List, Listed};
+pub use operate::reviews::{ReviewDescription, ReviewHandle, ReviewState, Reviews};
 pub use operate::status::Status;
 pub use operate::steer::Why;
 pub use retry::Retry;
 pub use schedule::{
-    Counts, Fires, Overlap, RunCause, RunOutcome, Schedule, ScheduleDescription, ScheduleError, ScheduleRun, Schedules,
-    StoredSchedules,
+    Counts, Fires, Overlap, RunCause, RunOutcome, Schedule, ScheduleDescription, ScheduleError, ScheduleList,
+    ScheduleRun, ScheduleRuns, Schedules, StoredSchedules,
 };
 pub use stored::record::{Attribute, Close, Kind, Supersede, Wait, WaitsFor};

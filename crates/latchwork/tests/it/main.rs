@@ -10,6 +10,7 @@ mod golden;
 mod json;
 mod lock;
 mod owned;
+mod pages;
 #[path = "../../../store/tests/it/server.rs"]
 #[allow(dead_code)]
 mod server;

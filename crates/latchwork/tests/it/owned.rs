@@ -57,7 +57,7 @@ async fn requests_for_locks_are_kept_joined_and_spawned() {
     let writer = tokio::spawn(engine.rw_lock("rw").write_within(SOON));
     assert!(writer.await.unwrap().unwrap().is_none());
     drop(readers);
-    let session = engine.locks().session().begin().await.unwrap();
+    let session = engine.locks().session().await.unwrap();
     let mine = tokio::spawn(engine.mutex("mine").by(&session).request("r").try_acquire()).await.unwrap();
     let shown = engine.locks().inspect("mine");
     assert_eq!(shown.await.unwrap().used, 1);

@@ -377,9 +377,9 @@ impl<'a> Book<'a> {
         self.writes.insert(self.keys().position(partition, position, id), Some(Bytes::new()));
         let until = policy.queue_timeout().map(|timeout| Timestamp(execution.started_us).plus(timeout));
         let what = WaitsFor::Admission(partition.key().unwrap_or(partition.workflow()).into());
-        let until_us = until.map(|until| until.0);
-        execution.waits = vec![Wait { what, since_us: self.now.0, until_us }];
-        (execution.status, execution.timer_us, execution.deadline_us) = (StoredStatus::Waiting, until_us, None);
+        execution.waits = vec![Wait { what, since: self.now, until }];
+        let timer_us = until.map(|until| until.0);
+        (execution.status, execution.timer_us, execution.deadline_us) = (StoredStatus::Waiting, timer_us, None);
         if !self.queued.contains(partition) {
             self.queued.push(partition.clone());
         }
@@ -550,11 +550,10 @@ impl Execution {
         if begins <= now || self.begins_us.is_some_and(|known| known >= begins.0) {
             return;
         }
-        let until_us = Some(begins.0);
         let later = begins.0 - self.begins_us.unwrap_or(now.0).max(now.0);
         self.deadline_us = self.deadline_us.map(|deadline| deadline.saturating_add(later));
-        self.waits = vec![Wait { what: WaitsFor::Timer, since_us: now.0, until_us }];
-        (self.status, self.timer_us, self.begins_us) = (StoredStatus::Waiting, until_us, until_us);
+        self.waits = vec![Wait { what: WaitsFor::Timer, since: now, until: Some(begins) }];
+        (self.status, self.timer_us, self.begins_us) = (StoredStatus::Waiting, Some(begins.0), Some(begins.0));
     }
 
     /// Called when the execution has all permits: it runs, or waits for the time at which it must begin.

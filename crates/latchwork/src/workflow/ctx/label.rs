@@ -107,6 +107,6 @@ impl From<u64> for Attribute {
 
 impl From<Timestamp> for Attribute {
     fn from(time: Timestamp) -> Attribute {
-        Attribute::Time(time.0)
+        Attribute::Time(time)
     }
 }

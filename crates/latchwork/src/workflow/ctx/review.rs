@@ -60,15 +60,9 @@ pub struct Decision {
     pub by: String,
     /// Why; empty if no reason was stated.
     pub reason: String,
-    /// When, in microseconds since 1970.
-    pub at_us: u64,
-}
-
-impl Decision {
-    /// When the review was decided.
-    pub fn at(&self) -> Timestamp {
-        Timestamp(self.at_us)
-    }
+    /// When.
+    #[serde(rename = "at_us")]
+    pub at: Timestamp,
 }
 
 /// A review that is about to be opened.

@@ -56,7 +56,7 @@ impl<T: DeserializeOwned> Completion<T> {
     }
 
     /// Like [`Completion::wait`], with a time limit. Returns `None` when the time is up.
-    pub async fn wait_at_most(&self, timeout: Duration) -> Result<Option<T>, Failure> {
+    pub async fn wait_within(&self, timeout: Duration) -> Result<Option<T>, Failure> {
         self.receive(Some(timeout)).await
     }
 

@@ -9,8 +9,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::backoff::{doubled, jittered};
-use crate::entity::{Add, Entity, EntityError, EntityId, EntityView, Page, Query, Remove, Transaction, Update};
+use crate::entity::{Add, Entity, EntityError, EntityId, EntityView, Query, Remove, Transaction, Update};
 use crate::lane::Part;
+use crate::page::Page;
 use crate::state::{Slot, StagedSlots};
 use crate::store::{Outcome, Right};
 use crate::workflow::ctx::slots::CtxState;
@@ -51,7 +52,7 @@ impl Tx {
     }
 
     /// Returns the entities that a query selects, as of the begin of the transaction.
-    pub async fn find(&self, query: &Query) -> Result<Page, EntityError> {
+    pub async fn find(&self, query: &Query) -> Result<Page<Entity>, EntityError> {
         self.inner.view.find(query).await
     }
 

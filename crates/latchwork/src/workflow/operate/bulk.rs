@@ -107,9 +107,9 @@ impl Bulk {
         let (mut report, mut cursor) = (BulkReport::default(), None);
         loop {
             let page = self.engine.list(filter.clone()).ascending().limit(PAGE).after(cursor).await?;
-            report.matched += page.executions.len() as u64;
+            report.matched += page.items.len() as u64;
             if !self.is_dry {
-                let ids: Vec<ExecutionId> = page.executions.into_iter().map(|found| found.id).collect();
+                let ids: Vec<ExecutionId> = page.items.into_iter().map(|found| found.id).collect();
                 let act = &act;
                 let acts = ids.into_iter().map(|id| async move { (id.clone(), act(id).await) });
                 let mut acts = stream::iter(acts).buffered(AT_ONCE);

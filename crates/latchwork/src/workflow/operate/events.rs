@@ -1,10 +1,8 @@
 //! The operations of an execution, page by page: for executions with more operations than one read should return.
 
 use std::collections::BTreeMap;
-use std::future::IntoFuture;
 
-use serde::{Deserialize, Serialize};
-
+use crate::page::{Asked, Page, mark, paged};
 use crate::store::{Order, Timestamp};
 use crate::workflow::engine::Engine;
 use crate::workflow::journal::place::{BranchPath, Place};
@@ -12,31 +10,19 @@ use crate::workflow::operate::executions::Executions;
 use crate::workflow::operate::history::{Operation, read_entry};
 use crate::workflow::stored::keys::{journal_key, run_key};
 use crate::workflow::stored::record::{Entry, Intent};
-use crate::workflow::{Boxed, ExecutionId, Result, WorkflowError};
+use crate::workflow::{ExecutionId, Result, WorkflowError};
 
-/// How many operations a page holds by default, and at most.
-const PAGE: usize = 100;
-const MOST: usize = 1000;
-
-/// A page of an execution's operations that is about to be read.
+/// A page of an execution's operations that is about to be read: first those of the function itself, then those of its
+/// branches, branch by branch.
 #[derive(Clone)]
 #[must_use = "nothing is read until this is awaited"]
 pub struct Operations {
     stored: Executions,
     id: ExecutionId,
-    after: Option<String>,
-    limit: usize,
+    asked: Asked,
 }
 
-/// A page of an execution's operations.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct OperationsPage {
-    /// The operations: first those of the function itself, then those of its branches, branch by branch.
-    pub operations: Vec<Operation>,
-    /// The place after which the next page begins, if there is one.
-    pub next: Option<String>,
-}
+paged!(Operations => Operation, WorkflowError);
 
 impl Engine {
     /// The recorded operations of an execution, page by page. Await it for a page.
@@ -47,28 +33,17 @@ impl Engine {
 
 impl Operations {
     pub(crate) fn new(stored: Executions, id: ExecutionId) -> Operations {
-        Operations { stored, id, after: None, limit: PAGE }
+        Operations { stored, id, asked: Asked::of("operations") }
     }
 
-    /// Continues after this place: `7`, or `4.1/0` for the first operation in the second branch of the fork at place 4.
-    pub fn after(mut self, place: impl Into<String>) -> Operations {
-        self.after = Some(place.into());
-        self
-    }
-
-    /// The size of a page: 100 by default, at least 1 and at most 1000.
-    pub fn limit(mut self, limit: usize) -> Operations {
-        self.limit = limit.clamp(1, MOST);
-        self
-    }
-
-    async fn page(self) -> Result<OperationsPage> {
-        let Operations { stored, id, after, limit } = self;
-        let place = |text: String| match text.parse::<Place>() {
-            Ok(place) => Ok(place),
-            Err(()) => Err(WorkflowError::List { reason: format!("{text:?} is not the place of an operation") }),
+    async fn page(self) -> Result<Page<Operation>> {
+        let Operations { stored, id, asked } = self;
+        let mark = mark(&id);
+        let place = |position: &[u8]| std::str::from_utf8(position).ok()?.parse::<Place>().ok();
+        let after = match asked.position(mark)? {
+            Some(position) => Some(place(position).ok_or_else(|| asked.unknown())?),
+            None => None,
         };
-        let after = after.map(place).transpose()?;
         let view = stored.store.view().await?;
         let (spaces, execution, changed) = stored.read(&view, &id).await?;
         let key = |place: &Place| spaces.journal.key(journal_key(&id, execution.run, place));
@@ -86,7 +61,7 @@ impl Operations {
         } else if let Some(first) = execution.intent.clone().and_then(Intent::into_entry) {
             intents.push((BranchPath::default().at(0), first, changed));
         }
-        for (key, item) in view.scan(&range, Order::Ascending, limit + 1).await? {
+        for (key, item) in view.scan(&range, Order::Ascending, asked.limit + 1).await? {
             let (place, entry, next) = read_entry(&id, &key, &item.value)?;
             intents.extend(next.map(|next| (place.branch.at(place.number + 1), next, item.time)));
             found.insert(key, (place, entry, item.time));
@@ -101,22 +76,10 @@ impl Operations {
         for (place, entry, recorded) in intents {
             found.entry(key(&place)).or_insert((place, entry, recorded));
         }
-        let is_all = found.len() <= limit;
-        let page: Vec<_> = found.into_values().take(limit).collect();
-        let next = page.last().filter(|_| !is_all).map(|(place, ..)| place.to_string());
-        let operations = page.into_iter().map(|(place, entry, recorded)| Operation::new(&place, entry, recorded));
-        Ok(OperationsPage { operations: operations.collect(), next })
+        let found: Vec<(String, _)> = found.into_values().map(|found| (found.0.to_string(), found)).collect();
+        Ok(asked.page(mark, found).map(|(place, entry, recorded)| Operation::new(&place, entry, recorded)))
     }
 }
 
 /// Operations in the order of their keys.
 type EntriesByKey = BTreeMap<crate::store::Key, (Place, Entry, Timestamp)>;
-
-impl IntoFuture for Operations {
-    type Output = Result<OperationsPage>;
-    type IntoFuture = Boxed<'static, Self::Output>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.page())
-    }
-}

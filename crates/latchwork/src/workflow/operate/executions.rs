@@ -21,7 +21,7 @@ use crate::workflow::{ExecutionFilter, ExecutionId, List, Operations, Result, Wh
 /// # use latchwork::workflow::{Executions, ExecutionFilter, Status, Result};
 /// # async fn example() -> Result<()> {
 /// let executions = Executions::on(&Store::open_read_only("./data").await?).await?;
-/// for parked in executions.list(ExecutionFilter::new().is(Status::Parked)).await?.executions {
+/// for parked in executions.list(ExecutionFilter::new().is(Status::Parked)).await? {
 ///     println!("{} {:?}", parked.id, executions.describe(&parked.id).await?.input);
 /// }
 /// # Ok(()) }
@@ -49,14 +49,18 @@ pub struct Description {
     pub resumes: u32,
     /// The input it was started or continued with.
     pub input: Value,
-    /// When it was started, in microseconds since 1970.
-    pub started_us: u64,
-    /// When its record was last changed, in microseconds since 1970: for an execution that has ended, its end.
-    pub changed_us: u64,
-    /// When it times out, in microseconds since 1970.
-    pub deadline_us: Option<u64>,
-    /// When it is due for removal, if it has ended, in microseconds since 1970.
-    pub removal_us: Option<u64>,
+    /// When it was started.
+    #[serde(rename = "started_us")]
+    pub started: Timestamp,
+    /// When its record was last changed: for an execution that has ended, its end.
+    #[serde(rename = "changed_us")]
+    pub changed: Timestamp,
+    /// When it times out.
+    #[serde(rename = "deadline_us")]
+    pub deadline: Option<Timestamp>,
+    /// When it is due for removal, if it has ended.
+    #[serde(rename = "removal_us")]
+    pub removal_at: Option<Timestamp>,
     /// The idempotency key of its start.
     pub idempotency_key: Option<String>,
     /// What it waits for, if it is out of memory.
@@ -160,10 +164,10 @@ impl Description {
             run: execution.run,
             resumes: execution.resumes,
             input: value(&execution.input),
-            started_us: execution.started_us,
-            changed_us: changed.0,
-            deadline_us: execution.deadline_us,
-            removal_us: execution.removal_us,
+            started: Timestamp(execution.started_us),
+            changed,
+            deadline: execution.deadline_us.map(Timestamp),
+            removal_at: execution.removal_us.map(Timestamp),
             idempotency_key: execution.key,
             waits: execution.waits,
             tags: execution.labels.tags,

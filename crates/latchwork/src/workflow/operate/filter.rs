@@ -158,6 +158,12 @@ impl ExecutionFilter {
         self
     }
 
+    /// The filter without the range of start times. A caller may compute that range anew for each page, for example
+    /// from the time of day. A position is as good in any range.
+    pub(crate) fn without_times(&self) -> ExecutionFilter {
+        ExecutionFilter { from_us: 0, to_us: None, ..self.clone() }
+    }
+
     /// Refuses conditions that cannot be searched for.
     pub(crate) fn check(&self) -> Result<()> {
         let refuse = |reason: String| Err(WorkflowError::List { reason });

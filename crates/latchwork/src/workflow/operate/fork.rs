@@ -1,6 +1,7 @@
 //! Forks: new executions that keep what another has recorded before a place, and run the rest again.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::future::IntoFuture;
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -23,13 +24,14 @@ use crate::workflow::stored::keys::{journal_key, review_key};
 use crate::workflow::stored::record::{
     ANYTHING, Entry, EntryState, Execution, Kind, StoredStatus, fetch, fetch_execution, next_page,
 };
-use crate::workflow::{Cancelled, ExecutionId, Result, WorkflowError};
+use crate::workflow::{Boxed, Cancelled, ExecutionId, Result, WorkflowError};
 
 /// How many writes of a fork one commit holds at most.
 const WRITES: usize = 1000;
 
-/// A fork that is about to be started.
-#[must_use = "a fork does nothing until it is started"]
+/// A fork that is about to be started. Await it: it returns the id of the new execution, which is then stored and
+/// survives a crash.
+#[must_use = "nothing is forked until this is awaited"]
 pub struct Fork {
     engine: Arc<EngineInner>,
     source: ExecutionId,
@@ -60,7 +62,7 @@ impl Engine {
     /// ```
     /// # use latchwork::workflow::{Engine, Result};
     /// # async fn example(engine: Engine) -> Result<()> {
-    /// let id = engine.fork("order-7").at_step("ship").id("order-7-again").start().await?;
+    /// let id = engine.fork("order-7").at_step("ship").id("order-7-again").await?;
     /// # Ok(()) }
     /// ```
     pub fn fork(&self, id: impl Into<ExecutionId>) -> Fork {
@@ -95,8 +97,7 @@ impl Fork {
         self
     }
 
-    /// Starts the fork and returns its id. When this returns, the fork is stored and survives a crash.
-    pub async fn start(self) -> Result<ExecutionId> {
+    async fn start(self) -> Result<ExecutionId> {
         let Fork { engine, source: source_id, at, id, input } = self;
         if let Some(id) = &id {
             check_name("the id of an execution", id)?;
@@ -148,6 +149,15 @@ impl Fork {
         });
         stored.await.unwrap_or(Err(WorkflowError::Stopped))?;
         Ok(id)
+    }
+}
+
+impl IntoFuture for Fork {
+    type Output = Result<ExecutionId>;
+    type IntoFuture = Boxed<'static, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.start())
     }
 }
 

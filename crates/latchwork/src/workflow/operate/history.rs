@@ -31,10 +31,12 @@ pub struct History {
     pub workflow: String,
     /// The input that it was started or continued with.
     pub input: Value,
-    /// When it was started, in microseconds since 1970.
-    pub started_us: u64,
-    /// When its record last changed, in microseconds since 1970. For an execution that has ended, this is its end.
-    pub changed_us: u64,
+    /// When it was started.
+    #[serde(rename = "started_us")]
+    pub started: Timestamp,
+    /// When its record last changed. For an execution that has ended, this is its end.
+    #[serde(rename = "changed_us")]
+    pub changed: Timestamp,
     /// How often it was continued as new. Earlier runs are not kept.
     pub run: u32,
     /// Its state.
@@ -82,10 +84,12 @@ pub struct Operation {
     /// A hash of its input.
     #[serde(default, skip_serializing_if = "is_default")]
     pub argument: u64,
-    /// When the code reached it, in microseconds since 1970.
-    pub since_us: u64,
-    /// When its last record was committed, in microseconds since 1970.
-    pub recorded_us: u64,
+    /// When the code reached it.
+    #[serde(rename = "since_us")]
+    pub since: Timestamp,
+    /// When its last record was committed.
+    #[serde(rename = "recorded_us")]
+    pub recorded: Timestamp,
     /// How often its body was started.
     #[serde(default, skip_serializing_if = "is_default")]
     pub attempts: u32,
@@ -105,8 +109,9 @@ pub struct Operation {
 pub struct AttemptFailure {
     /// Which attempt, counted from 1.
     pub attempt: u32,
-    /// When it failed, in microseconds since 1970.
-    pub at_us: u64,
+    /// When it failed.
+    #[serde(rename = "at_us")]
+    pub at: Timestamp,
     /// The message of the failure.
     pub message: String,
 }
@@ -118,15 +123,16 @@ pub struct AttemptFailure {
 pub enum OperationState {
     /// Its body was started.
     Begun,
-    /// The last attempt failed. The next attempt is due at this time.
+    /// The last attempt failed. There will be another one.
     Retrying {
         /// Why it failed.
         failure: Failure,
-        /// In microseconds since 1970.
-        next_us: u64,
+        /// When the next attempt is due.
+        #[serde(rename = "next_us")]
+        next: Timestamp,
     },
-    /// It waits, or waited, until then, in microseconds since 1970.
-    Until(u64),
+    /// It waits, or waited, until then.
+    Until(Timestamp),
     /// It returned this value.
     Done(Value),
     /// It failed, and is not tried again.
@@ -142,8 +148,9 @@ pub enum OperationState {
     Queued {
         /// The fencing token that it will get.
         token: u64,
-        /// The latest end of the wait, in microseconds since 1970.
-        until_us: Option<u64>,
+        /// The latest end of the wait.
+        #[serde(rename = "until_us")]
+        until: Option<Timestamp>,
     },
 }
 
@@ -210,8 +217,8 @@ impl History {
             id: id.to_string(),
             workflow: execution.workflow,
             input: value(&execution.input),
-            started_us: execution.started_us,
-            changed_us: changed.0,
+            started: Timestamp(execution.started_us),
+            changed,
             run: execution.run,
             state: ExecutionState::of(&execution.status),
             operations,
@@ -289,17 +296,19 @@ impl Operation {
         let state = match entry.state {
             EntryState::Begun | EntryState::Anew => OperationState::Begun,
             EntryState::Failed { failure, next_us } => {
-                OperationState::Retrying { failure: read_failure(&failure), next_us }
+                OperationState::Retrying { failure: read_failure(&failure), next: Timestamp(next_us) }
             }
-            EntryState::Until(until) => OperationState::Until(until),
+            EntryState::Until(until) => OperationState::Until(Timestamp(until)),
             EntryState::Done(text) => OperationState::Done(value(&text)),
             EntryState::Gave(failure) => OperationState::Failed(read_failure(&failure)),
             EntryState::Saw { rev, state } => OperationState::Saw { rev, state: state.as_deref().map(value) },
-            EntryState::Queued { ticket, until_us } => OperationState::Queued { token: ticket, until_us },
+            EntryState::Queued { ticket, until_us } => {
+                OperationState::Queued { token: ticket, until: until_us.map(Timestamp) }
+            }
         };
         let failures = entry.failures.into_iter().map(|failed| AttemptFailure {
             attempt: failed.attempt,
-            at_us: failed.at_us,
+            at: Timestamp(failed.at_us),
             message: failed.message,
         });
         Operation {
@@ -309,8 +318,8 @@ impl Operation {
             kind: entry.kind,
             name: entry.name.to_string(),
             argument: entry.argument,
-            since_us: entry.since_us,
-            recorded_us: recorded.0,
+            since: Timestamp(entry.since_us),
+            recorded,
             attempts: entry.attempts,
             failures: failures.collect(),
             state,

@@ -2,13 +2,11 @@
 //! A page is one view of the store. Its cost depends on its size, not on the number of executions.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
-use std::future::IntoFuture;
-use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
 use crate::json;
+use crate::page::{Asked, Page, mark, paged};
 use crate::record::{Record, Unreadable};
 use crate::store::{ErrorKind, Order, Timestamp, View};
 use crate::workflow::engine::Engine;
@@ -16,14 +14,9 @@ use crate::workflow::operate::executions::Executions;
 use crate::workflow::operate::filter::{ExecutionFilter, Values};
 use crate::workflow::operate::history::ExecutionState;
 use crate::workflow::operate::seek::{Join, JoinNext, ListReader, Stream, To, Union};
-use crate::workflow::run::hash_text;
 use crate::workflow::stored::listed::{by_attribute, by_value, read_end, write_end};
 use crate::workflow::stored::record::{Attribute, Execution, Wait};
-use crate::workflow::{Boxed, ExecutionId, Result, WorkflowError};
-
-/// How many executions a page holds by default, and at most.
-const PAGE: usize = 100;
-const MOST: usize = 1000;
+use crate::workflow::{ExecutionId, Result, WorkflowError};
 
 /// About how many keys are read for a page at most; how many before another way is tried; and how many executions are
 /// sorted for a page.
@@ -31,27 +24,18 @@ const LOOKS: usize = 16 << 10;
 const FEW: usize = 1 << 10;
 const SORTED: usize = 4 << 10;
 
-/// A page of a list that is about to be read.
+/// A page of executions that is about to be read. If the filter selects few of many, the page may have fewer than
+/// requested although there are more: its `next` tells.
 #[derive(Clone)]
 #[must_use = "nothing is read until this is awaited"]
 pub struct List {
     stored: Executions,
     filter: ExecutionFilter,
     order: Option<Order>,
-    limit: usize,
-    after: Option<Cursor>,
+    asked: Asked,
 }
 
-/// A page of a list.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct Page {
-    /// The executions, in order. If the filter selects few of many, a page may have fewer than requested although there
-    /// are more.
-    pub executions: Vec<Listed>,
-    /// Where the next page begins, if there is one.
-    pub next: Option<Cursor>,
-}
+paged!(List => Listed, WorkflowError);
 
 /// An execution in a list.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -63,8 +47,9 @@ pub struct Listed {
     pub workflow: String,
     /// Its state.
     pub state: ExecutionState,
-    /// When it was started, in microseconds since 1970.
-    pub started_us: u64,
+    /// When it was started.
+    #[serde(rename = "started_us")]
+    pub started: Timestamp,
     /// What it waits for, if it is out of memory.
     pub waits: Vec<Wait>,
     /// Its tags.
@@ -77,86 +62,6 @@ pub struct Listed {
     pub forked: Option<ExecutionId>,
     /// The reason, if its cancellation was requested.
     pub cancel: Option<String>,
-}
-
-/// Where a list continues. As text, it can be stored and sent.
-#[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct Cursor(Vec<u8>);
-
-/// The first byte of cursors.
-const VERSION: u8 = 1;
-
-/// The second byte of cursors of reviews. Cursors of executions use only the two lowest bits of it.
-const REVIEWS: u8 = 4;
-
-impl Cursor {
-    /// The first bytes of a cursor, which distinguish the orders of lists.
-    fn mark(order: Order, values: Option<&Values>) -> Vec<u8> {
-        let mut mark = vec![VERSION, u8::from(order == Order::Descending) | u8::from(values.is_some()) << 1];
-        mark.extend(values.iter().flat_map(|values| hash_text(&values.name).to_be_bytes()));
-        mark
-    }
-
-    /// The cursor at a position in a list of reviews.
-    pub(crate) fn of_reviews(position: &[u8]) -> Cursor {
-        Cursor([&[VERSION, REVIEWS], position].concat())
-    }
-
-    /// The position in a list of reviews.
-    pub(crate) fn among_reviews(&self) -> Result<&[u8]> {
-        let reason = || "the cursor does not belong to a list of reviews".to_string();
-        self.0.strip_prefix(&[VERSION, REVIEWS]).ok_or_else(|| WorkflowError::List { reason: reason() })
-    }
-
-    fn new(order: Order, values: Option<&Values>, position: &[u8]) -> Cursor {
-        Cursor([&Cursor::mark(order, values), position].concat())
-    }
-
-    fn position(&self, order: Order, values: Option<&Values>) -> Result<Vec<u8>> {
-        let reason = || "the cursor belongs to a list in another order".to_string();
-        let position = self.0.strip_prefix(&Cursor::mark(order, values)[..]);
-        let position = position.filter(|position| read_position(position, values.is_some()).is_some());
-        position.map(<[u8]>::to_vec).ok_or_else(|| WorkflowError::List { reason: reason() })
-    }
-}
-
-impl fmt::Display for Cursor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-impl fmt::Debug for Cursor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Cursor({self})")
-    }
-}
-
-impl FromStr for Cursor {
-    type Err = WorkflowError;
-
-    fn from_str(text: &str) -> Result<Cursor> {
-        let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
-        let byte = |two: &[u8]| Some(digit(two[0])? << 4 | digit(*two.get(1)?)?);
-        let bytes: Option<Vec<u8>> = text.as_bytes().chunks(2).map(byte).collect();
-        let bytes = bytes.filter(|bytes| bytes.first() == Some(&VERSION));
-        bytes.map(Cursor).ok_or_else(|| WorkflowError::List { reason: format!("{text:?} is not a cursor") })
-    }
-}
-
-impl TryFrom<String> for Cursor {
-    type Error = WorkflowError;
-
-    fn try_from(text: String) -> Result<Cursor> {
-        text.parse()
-    }
-}
-
-impl From<Cursor> for String {
-    fn from(cursor: Cursor) -> String {
-        cursor.to_string()
-    }
 }
 
 /// Reads the start time and the id of an execution from a position. In the order of an attribute, its value comes
@@ -174,7 +79,7 @@ impl Engine {
     /// # use latchwork::workflow::{Engine, ExecutionFilter, Result, Status};
     /// # async fn example(engine: Engine) -> Result<()> {
     /// let page = engine.list(ExecutionFilter::new().is(Status::Parked).tag("vip")).limit(20).await?;
-    /// for execution in &page.executions {
+    /// for execution in &page {
     ///     println!("{} {:?}", execution.id, execution.state);
     /// }
     /// # Ok(()) }
@@ -186,7 +91,7 @@ impl Engine {
 
 impl List {
     pub(crate) fn new(stored: Executions, filter: ExecutionFilter) -> List {
-        List { stored, filter, order: None, limit: PAGE, after: None }
+        List { stored, filter, order: None, asked: Asked::of("executions") }
     }
 
     /// The oldest first. If the filter limits an attribute: the least value first, which is then the default.
@@ -201,27 +106,23 @@ impl List {
         self
     }
 
-    /// The size of a page: 100 by default, at least 1 and at most 1000.
-    pub fn limit(mut self, limit: usize) -> List {
-        self.limit = limit.clamp(1, MOST);
-        self
-    }
-
-    /// Continues after an earlier page.
-    pub fn after(mut self, cursor: impl Into<Option<Cursor>>) -> List {
-        self.after = cursor.into();
-        self
+    async fn page(self) -> Result<Page<Listed>> {
+        Ok(self.counted().await?.0)
     }
 
     /// Reads the page. Also returns how many keys were read for it.
-    async fn page(self) -> Result<(Page, usize)> {
+    async fn counted(self) -> Result<(Page<Listed>, usize)> {
         self.filter.check()?;
         let values = self.filter.values();
         let usual = if values.is_some() { Order::Ascending } else { Order::Descending };
         let order = self.order.unwrap_or(usual);
-        let after = self.after.as_ref().map(|after| after.position(order, values.as_ref())).transpose()?;
+        let mark = mark(&(order == Order::Descending, self.filter.without_times()));
+        let after = match self.asked.position(mark)? {
+            Some(after) if read_position(after, values.is_some()).is_none() => return Err(self.asked.unknown().into()),
+            after => after.map(<[u8]>::to_vec),
+        };
         let view = self.stored.store.view().await?;
-        let Some(spaces) = &self.stored.spaces else { return Ok((Page { executions: Vec::new(), next: None }, 0)) };
+        let Some(spaces) = &self.stored.spaces else { return Ok((Page::default(), 0)) };
         let reader = ListReader { view: &view, lists: &spaces.lists, order, looks: 0 };
         let unions = Join::new(self.filter.unions(&reader).await?);
         let mut looking = Looking { list: &self, reader, values, found: Vec::new() };
@@ -229,9 +130,9 @@ impl List {
             None => looking.look(&mut { unions }, after, LOOKS).await?,
             Some(stream) => looking.look_by_value(stream, unions, after).await?,
         };
-        let next = rest.map(|rest| Cursor::new(order, looking.values.as_ref(), &rest));
-        let executions = looking.found.into_iter().map(|(_, listed)| listed).collect();
-        Ok((Page { executions, next }, looking.reader.looks))
+        let next = rest.map(|rest| self.asked.cursor(mark, &rest));
+        let items = looking.found.into_iter().map(|(_, listed)| listed).collect();
+        Ok((Page { items, next }, looking.reader.looks))
     }
 
     /// Reads an execution from a view. None if the filter does not select it.
@@ -267,7 +168,7 @@ impl Looking<'_> {
         let mut values = Join::new(vec![Union::new(vec![stream])]);
         let most = if unions.is_empty() { LOOKS } else { FEW };
         let rest = self.look(&mut values, after.clone(), most).await?;
-        let limit = self.list.limit;
+        let limit = self.list.asked.limit;
         if rest.is_none() || self.found.len() == limit || unions.is_empty() {
             return Ok(rest);
         }
@@ -293,7 +194,7 @@ impl Looking<'_> {
                 JoinNext::Found(position) => position,
             };
             if let Some(execution) = self.read(&position).await? {
-                if self.found.len() == self.list.limit {
+                if self.found.len() == self.list.asked.limit {
                     return Ok(self.found.last().map(|(last, _)| last.clone()));
                 }
                 self.found.push((position.clone(), execution));
@@ -348,22 +249,13 @@ impl Looking<'_> {
     }
 }
 
-impl IntoFuture for List {
-    type Output = Result<Page>;
-    type IntoFuture = Boxed<'static, Self::Output>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move { Ok(self.page().await?.0) })
-    }
-}
-
 impl Listed {
     fn new(id: ExecutionId, execution: Execution) -> Listed {
         Listed {
             id,
             workflow: execution.workflow,
             state: ExecutionState::of(&execution.status),
-            started_us: execution.started_us,
+            started: Timestamp(execution.started_us),
             waits: execution.waits,
             tags: execution.labels.tags,
             attributes: execution.labels.attributes,
@@ -371,11 +263,6 @@ impl Listed {
             forked: execution.forked.map(Into::into),
             cancel: execution.cancel,
         }
-    }
-
-    /// When it was started.
-    pub fn started(&self) -> Timestamp {
-        Timestamp(self.started_us)
     }
 }
 
@@ -433,14 +320,14 @@ mod tests {
         for filter in filters {
             let mut looks = Vec::new();
             for engine in [&few, &many] {
-                let (page, looked) = engine.list(filter.clone()).ascending().limit(10).page().await.unwrap();
-                assert!(!page.executions.is_empty(), "{filter:?}");
+                let (page, looked) = engine.list(filter.clone()).ascending().limit(10).counted().await.unwrap();
+                assert!(!page.items.is_empty(), "{filter:?}");
                 let mut again = 0;
                 if let Some(next) = page.next {
                     let list = engine.list(filter.clone()).ascending().limit(10).after(next);
                     let next;
-                    (next, again) = list.page().await.unwrap();
-                    assert!(next.executions[0] != page.executions[0], "{filter:?}");
+                    (next, again) = list.counted().await.unwrap();
+                    assert!(next.items[0] != page.items[0], "{filter:?}");
                 }
                 looks.push((looked, again));
             }
@@ -458,9 +345,9 @@ mod tests {
             ExecutionFilter::new().workflow("invoice").tag("every").at_least("price", 0).greater_than("price", 39_000);
         let (mut found, mut cursor) = (0, None);
         loop {
-            let (page, looks) = engine.list(filter.clone()).limit(1000).after(cursor).page().await.unwrap();
+            let (page, looks) = engine.list(filter.clone()).limit(1000).after(cursor).counted().await.unwrap();
             assert!(looks < 2 * LOOKS, "{looks}");
-            (found, cursor) = (found + page.executions.len(), page.next);
+            (found, cursor) = (found + page.items.len(), page.next);
             if cursor.is_none() {
                 break;
             }
@@ -470,8 +357,8 @@ mod tests {
         let two = ExecutionFilter::new().at_least("price", 0).tag("every").is(Status::Parked).workflow("invoice");
         let (mut cursor, mut pages) = (None, 0);
         loop {
-            let (page, _) = engine.list(two.clone()).after(cursor).page().await.unwrap();
-            assert!(page.executions.is_empty());
+            let (page, _) = engine.list(two.clone()).after(cursor).counted().await.unwrap();
+            assert!(page.items.is_empty());
             (cursor, pages) = (page.next, pages + 1);
             if cursor.is_none() {
                 break;

@@ -1,13 +1,13 @@
 //! Reviews from outside: the open ones, page by page, and their decisions. The commit that decides a review deletes its
 //! key among the open ones, so only one caller can decide it.
 
-use std::future::IntoFuture;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::node::{read_text, write_text};
+use crate::page::{Asked, Page, mark, paged};
 use crate::record::Record;
 use crate::store::{Check, ErrorKind, Key, Order, Range, Space, Timestamp, Uuid, View, Write};
 use crate::workflow::engine::{Engine, EngineInner, EngineSpaces, check_name};
@@ -15,11 +15,7 @@ use crate::workflow::operate::executions::Executions;
 use crate::workflow::operate::history::value;
 use crate::workflow::stored::kept::{Kept, MessageBody, ReviewRecord};
 use crate::workflow::stored::keys::review_key;
-use crate::workflow::{Boxed, Cursor, Decision, ExecutionId, Result, WorkflowError};
-
-/// How many reviews a page holds by default, and at most.
-const PAGE: usize = 100;
-const MOST: usize = 1000;
+use crate::workflow::{Decision, ExecutionId, Result, WorkflowError};
 
 /// The longest reason of a decision, in bytes.
 const REASON_BYTES: usize = 64 << 10;
@@ -40,10 +36,12 @@ pub struct ReviewDescription {
     pub question: Value,
     /// The options to choose from.
     pub options: Vec<String>,
-    /// When it was opened, in microseconds since 1970.
-    pub opened_us: u64,
-    /// Until when the execution waits for it at most, in microseconds since 1970.
-    pub until_us: Option<u64>,
+    /// When it was opened.
+    #[serde(rename = "opened_us")]
+    pub opened: Timestamp,
+    /// Until when the execution waits for it at most.
+    #[serde(rename = "until_us")]
+    pub until: Option<Timestamp>,
     /// Whether it can be decided.
     pub state: ReviewState,
 }
@@ -61,26 +59,17 @@ pub enum ReviewState {
     Closed,
 }
 
-/// A page of open reviews that is about to be read.
+/// A page of open reviews that is about to be read: by workflow, then by name, then the oldest first.
 #[derive(Clone)]
 #[must_use = "nothing is read until this is awaited"]
 pub struct Reviews {
     stored: Executions,
     workflow: Option<String>,
     name: Option<String>,
-    limit: usize,
-    after: Option<Cursor>,
+    asked: Asked,
 }
 
-/// A page of open reviews.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct ReviewsPage {
-    /// The reviews: by workflow, then by name, then the oldest first.
-    pub reviews: Vec<ReviewDescription>,
-    /// Where the next page begins, if there is one.
-    pub next: Option<Cursor>,
-}
+paged!(Reviews => ReviewDescription, WorkflowError);
 
 /// A review, as a caller sees it.
 #[derive(Clone)]
@@ -100,7 +89,7 @@ impl Engine {
     /// ```
     /// # use latchwork::workflow::{Engine, Result};
     /// # async fn example(engine: Engine) -> Result<()> {
-    /// for review in engine.reviews().name("refund").await?.reviews {
+    /// for review in engine.reviews().name("refund").await? {
     ///     engine.review(&review.id).decide("approve", "ada@example.org", "the parcel was lost").await?;
     /// }
     /// # Ok(()) }
@@ -113,7 +102,7 @@ impl Engine {
 impl Executions {
     /// The open reviews, as [`Engine::reviews`] lists them.
     pub fn reviews(&self) -> Reviews {
-        Reviews { stored: self.clone(), workflow: None, name: None, limit: PAGE, after: None }
+        Reviews { stored: self.clone(), workflow: None, name: None, asked: Asked::of("reviews") }
     }
 
     /// A review, open or not. It is known as long as its execution is kept and has not continued as new.
@@ -139,50 +128,44 @@ impl Reviews {
         self
     }
 
-    /// The size of a page: 100 by default, at least 1 and at most 1000.
-    pub fn limit(mut self, limit: usize) -> Reviews {
-        self.limit = limit.clamp(1, MOST);
-        self
-    }
-
-    /// Continues after an earlier page.
-    pub fn after(mut self, cursor: impl Into<Option<Cursor>>) -> Reviews {
-        self.after = cursor.into();
-        self
-    }
-
-    async fn page(self) -> Result<ReviewsPage> {
-        let after = self.after.as_ref().map(Cursor::among_reviews).transpose()?;
+    async fn page(self) -> Result<Page<ReviewDescription>> {
+        let mark = mark(&(&self.workflow, &self.name));
+        let after = self.asked.position(mark)?;
         let view = self.stored.store.view().await?;
-        let mut page = ReviewsPage { reviews: Vec::new(), next: None };
         let Some((spaces, space)) = self.stored.spaces.as_ref().and_then(|it| Some((it, it.reviews.as_ref()?))) else {
-            return Ok(page);
+            return Ok(Page::default());
         };
         let mut rest = space.prefix(self.prefix());
-        if let Some(after) = after {
-            rest = rest.after(&space.key(after));
+        if let Some(after) = after.map(|after| space.key(after)) {
+            if !rest.contains(&after) {
+                return Err(self.asked.unknown().into());
+            }
+            rest = rest.after(&after);
         }
-        let mut last: Option<Key> = None;
+        let mut found: Vec<(Key, ReviewDescription)> = Vec::new();
         loop {
-            let found = view.scan(&rest, Order::Ascending, self.limit + 1).await?;
-            let Some((end, _)) = found.last() else { return Ok(page) };
+            let scanned = view.scan(&rest, Order::Ascending, self.asked.limit + 1).await?;
+            let Some((end, _)) = scanned.last() else { break };
             rest = rest.after(end);
-            for (key, _) in found {
+            for (key, _) in scanned {
                 let Some(open) = OpenKey::read(&key) else { continue };
                 if let Some(skipped) = self.skips(space, &open) {
                     rest = skipped;
                     break;
                 }
-                if page.reviews.len() == self.limit {
-                    page.next = last.map(|last| Cursor::of_reviews(last.bytes()));
-                    return Ok(page);
-                }
                 if let Some(review) = open.describe(spaces, &view).await? {
-                    page.reviews.push(review);
-                    last = Some(key);
+                    found.push((key, review));
+                }
+                if found.len() > self.asked.limit {
+                    return Ok(self.reviews(mark, found));
                 }
             }
         }
+        Ok(self.reviews(mark, found))
+    }
+
+    fn reviews(&self, mark: u64, found: Vec<(Key, ReviewDescription)>) -> Page<ReviewDescription> {
+        self.asked.page(mark, found.into_iter().map(|(key, review)| (key.bytes().to_vec(), review)).collect())
     }
 
     /// The prefix of the selected keys, as far as one range can express the selection.
@@ -207,15 +190,6 @@ impl Reviews {
         let rest = if found < wanted { wanted } else { vec![0xff; 2] };
         next.extend(rest);
         Some(space.range(next..))
-    }
-}
-
-impl IntoFuture for Reviews {
-    type Output = Result<ReviewsPage>;
-    type IntoFuture = Boxed<'static, Self::Output>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.page())
     }
 }
 
@@ -260,17 +234,8 @@ impl ReviewDescription {
             None => ReviewState::Closed,
         };
         let question = value(&question);
-        ReviewDescription { id, execution, workflow, name, question, options, opened_us, until_us, state }
-    }
-
-    /// When it was opened.
-    pub fn opened(&self) -> Timestamp {
-        Timestamp(self.opened_us)
-    }
-
-    /// Until when the execution waits for it at most.
-    pub fn until(&self) -> Option<Timestamp> {
-        self.until_us.map(Timestamp)
+        let (opened, until) = (Timestamp(opened_us), until_us.map(Timestamp));
+        ReviewDescription { id, execution, workflow, name, question, options, opened, until, state }
     }
 }
 
@@ -336,8 +301,8 @@ impl ReviewHandle {
             if !is_open {
                 return Err(closed());
             }
-            let at_us = engine.store.env().now().0;
-            let decision = Decision { option: option.into(), by: by.into(), reason: reason.into(), at_us };
+            let at = engine.store.env().now();
+            let decision = Decision { option: option.into(), by: by.into(), reason: reason.into(), at };
             let text = serde_json::to_string(&decision).expect("a decision can be written as JSON");
             record.decision = Some(decision.clone());
             let body = MessageBody::Completed { token: token.as_u128(), result: Ok(text) };

@@ -43,10 +43,12 @@ pub struct Why {
     pub workflow: String,
     /// Its state.
     pub state: ExecutionState,
-    /// When its record last changed, in microseconds since 1970. For an execution that has ended, this is its end.
-    pub changed_us: u64,
-    /// When it begins, in microseconds since 1970, if it was started to begin later.
-    pub begins_us: Option<u64>,
+    /// When its record last changed. For an execution that has ended, this is its end.
+    #[serde(rename = "changed_us")]
+    pub changed: Timestamp,
+    /// When it begins, if it was started to begin later.
+    #[serde(rename = "begins_us")]
+    pub begins: Option<Timestamp>,
     /// True if it is in memory.
     pub resident: bool,
     /// The reason, if its cancellation was requested.
@@ -158,8 +160,8 @@ impl Why {
             id,
             workflow: execution.workflow,
             state: ExecutionState::of(&execution.status),
-            changed_us: changed.0,
-            begins_us: execution.begins_us,
+            changed,
+            begins: execution.begins_us.map(Timestamp),
             resident: false,
             cancel: execution.cancel,
             set_aside: None,
@@ -331,16 +333,6 @@ impl EngineInner {
 impl Wait {
     /// True if only another execution can end the wait: a lock or a child, without a time limit.
     pub(crate) fn is_for_others(&self) -> bool {
-        matches!(self.what, WaitsFor::Lock(_) | WaitsFor::Child(_)) && self.until_us.is_none()
-    }
-
-    /// The begin of the wait.
-    pub fn since(&self) -> Timestamp {
-        Timestamp(self.since_us)
-    }
-
-    /// The latest end of the wait.
-    pub fn until(&self) -> Option<Timestamp> {
-        self.until_us.map(Timestamp)
+        matches!(self.what, WaitsFor::Lock(_) | WaitsFor::Child(_)) && self.until.is_none()
     }
 }

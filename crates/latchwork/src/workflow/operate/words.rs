@@ -47,7 +47,7 @@ impl fmt::Display for WaitInWords<'_> {
             false => write!(f, "{}", wait.what)?,
         }
         let is_timed = matches!(wait.what, WaitsFor::Timer | WaitsFor::Retry(_));
-        match (wait.until(), now) {
+        match (wait.until, now) {
             (Some(until), Some(now)) if is_timed => {
                 let is_due = if until <= *now { "was due" } else { "is due" };
                 return write!(f, ", which {is_due} {}, at {}", relative(until, *now), time(until));
@@ -55,8 +55,8 @@ impl fmt::Display for WaitInWords<'_> {
             (Some(until), None) if is_timed => return write!(f, ", due at {}", time(until)),
             _ => {}
         }
-        write!(f, ", since {}{}", time(wait.since()), aside(wait.since(), *now))?;
-        match wait.until() {
+        write!(f, ", since {}{}", time(wait.since), aside(wait.since, *now))?;
+        match wait.until {
             Some(until) => write!(f, ", until {} at most{}", time(until), aside(until, *now)),
             None => Ok(()),
         }
@@ -117,7 +117,7 @@ impl Why {
         sentences.extend(cancel.map(|reason| format!("Its cancellation was requested: {reason}")));
         sentences.extend(self.set_aside.iter().map(|reason| format!("It cannot run here: {reason}")));
         sentences.extend(self.waits.iter().map(|wait| {
-            let is_start = wait.what == WaitsFor::Timer && wait.until_us.is_some() && wait.until_us == self.begins_us;
+            let is_start = wait.what == WaitsFor::Timer && wait.until.is_some() && wait.until == self.begins;
             let told = WaitInWords { wait, now, is_start };
             let queue = self.queue.as_ref().filter(|_| matches!(wait.what, WaitsFor::Admission(_)));
             let queue = queue.map(|it| {
@@ -131,8 +131,7 @@ impl Why {
 
     fn told_state(&self, now: Option<Timestamp>) -> String {
         let name = format!("Execution {:?} of workflow {:?}", &*self.id, self.workflow);
-        let changed = Timestamp(self.changed_us);
-        let ended = now.map_or(format!("at {}", time(changed)), |now| relative(changed, now));
+        let ended = now.map_or(format!("at {}", time(self.changed)), |now| relative(self.changed, now));
         match &self.state {
             ExecutionState::Parked(reason) => format!("{name} is parked and waits for an operator: {reason}"),
             ExecutionState::Failed(failure) => format!("{name} waits for nothing: it failed {ended}: {failure}"),
@@ -162,10 +161,10 @@ impl fmt::Display for OperationState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             OperationState::Begun => f.write_str("begun"),
-            OperationState::Retrying { failure, next_us } => {
-                write!(f, "failed, to be tried again at {}: {failure}", time(Timestamp(*next_us)))
+            OperationState::Retrying { failure, next } => {
+                write!(f, "failed, to be tried again at {}: {failure}", time(*next))
             }
-            OperationState::Until(until) => write!(f, "until {}", time(Timestamp(*until))),
+            OperationState::Until(until) => write!(f, "until {}", time(*until)),
             OperationState::Done(value) => write!(f, "done: {value}"),
             OperationState::Failed(failure) => write!(f, "failed: {failure}"),
             OperationState::Saw { state: Some(state), .. } => write!(f, "saw {state}"),

@@ -117,7 +117,7 @@ impl Doing {
         let since = self.run.with(|state| {
             // The execution may have been out of memory during this wait.
             let before = state.known.stored().waits.iter().find(|before| before.what == what);
-            let since = before.map_or(since, |before| since.min(Timestamp(before.since_us)));
+            let since = before.map_or(since, |before| since.min(before.since));
             state.ops.start_waiting(self.op, &what, since, until);
             state.want_all();
             since

@@ -170,11 +170,7 @@ impl OpTable {
 
     /// What the operations do or wait for.
     pub(crate) fn doing(&self) -> Vec<Wait> {
-        let wait = |op: &OpState| Wait {
-            what: op.what.clone(),
-            since_us: op.since.0,
-            until_us: op.until.map(|until| until.0),
-        };
+        let wait = |op: &OpState| Wait { what: op.what.clone(), since: op.since, until: op.until };
         self.ops.values().map(wait).collect()
     }
 }

@@ -94,7 +94,7 @@ fn occur(
     // A missed occurrence never comes again, even if the clock is set back.
     after.last_us = Some(horizon.0 - 1);
     after.next_us = plan.from(horizon).map(|next| next.0);
-    let outcome = RunOutcome::Missed { count, before_us: horizon.0 };
+    let outcome = RunOutcome::Missed { count, before: horizon };
     (Deed::Note { occurrence: Occurrence { time_us: next.0, cause: Cause::Time }, outcome }, after)
 }
 

@@ -8,6 +8,7 @@ use super::error::ScheduleError;
 use super::plan::SchedulePlan;
 use super::stored::{Timing, When};
 use crate::json::{self, JsonError};
+use crate::micros;
 use crate::store::Timestamp;
 use crate::workflow::Workflow;
 
@@ -163,7 +164,7 @@ impl Schedule {
             GivenTiming::Every(interval) if self.jitter > *interval => {
                 return Err(ScheduleError::Jitter { jitter: self.jitter, interval: *interval });
             }
-            GivenTiming::Every(interval) => When::Every { every_us: micros(*interval) },
+            GivenTiming::Every(interval) => When::Every { every_us: micros::of(*interval) },
         };
         if let (Some(start), Some(end)) = (self.start, self.end)
             && end <= start
@@ -171,7 +172,7 @@ impl Schedule {
             return Err(ScheduleError::EndBeforeStart { name: name() });
         }
         let [start_us, end_us] = [self.start, self.end].map(|time| time.map(|time| time.0));
-        let timing = Timing { jitter_us: micros(self.jitter), start_us, end_us, ..Timing::new(when) };
+        let timing = Timing { jitter_us: micros::of(self.jitter), start_us, end_us, ..Timing::new(when) };
         let plan = SchedulePlan::of(&self.name, &timing)?;
         match plan.from(Timestamp(0)) {
             Some(_) => Ok((timing, plan)),
@@ -188,8 +189,4 @@ pub(super) fn check_name(name: &str) -> Result<(), ScheduleError> {
         _ if name.contains(char::is_control) => refuse("it holds a control character"),
         _ => Ok(()),
     }
-}
-
-pub(super) fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }

@@ -19,16 +19,18 @@ use serde::{Deserialize, Serialize};
 
 pub use define::{Overlap, Schedule};
 pub use error::ScheduleError;
-pub use read::{Fires, RunCause, RunOutcome, ScheduleDescription, ScheduleRun, StoredSchedules};
+pub use read::{
+    Fires, RunCause, RunOutcome, ScheduleDescription, ScheduleList, ScheduleRun, ScheduleRuns, StoredSchedules,
+};
 
 use crate::lane::Tag;
+use crate::micros;
 use crate::store::{Order, Rev, Timestamp};
 use crate::workflow::engine::{Engine, EngineInner};
 use crate::workflow::run::largest;
 use crate::workflow::stored::record::fetch;
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 use decide::due;
-use define::micros;
 use plan::SchedulePlan;
 use read::place;
 use stored::{Backfill, Cause, Occurrence, Paused, ScheduleRecord};
@@ -91,7 +93,7 @@ impl Schedules {
     /// first after now. If the times did not change, the next occurrence does not change either.
     pub async fn put(&self, schedule: Schedule) -> Result<ScheduleDescription> {
         let (timing, plan) = schedule.timing()?;
-        let (name, overlap, catch_up_us) = (schedule.name, schedule.overlap, micros(schedule.catch_up));
+        let (name, overlap, catch_up_us) = (schedule.name, schedule.overlap, micros::of(schedule.catch_up));
         let target = schedule.target.ok_or_else(|| ScheduleError::NoWorkflow { name: name.clone() })?;
         let (workflow, input) = self.accept(target)?;
         loop {
@@ -209,14 +211,14 @@ impl Schedules {
         self.stored().get(name).await
     }
 
-    /// Returns at most `limit` schedules in the order of their names, those after the name `after` if it is given.
-    pub async fn list(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleDescription>> {
-        self.stored().list(after, limit).await
+    /// The schedules, in the order of their names. Await it for a page.
+    pub fn list(&self) -> ScheduleList {
+        self.stored().list()
     }
 
-    /// Returns the last runs of a schedule, the newest first. The last 100 are kept.
-    pub async fn runs(&self, name: &str, limit: usize) -> Result<Vec<ScheduleRun>> {
-        self.stored().runs(name, limit).await
+    /// The past runs of a schedule, the newest first; the last 100 are kept. Await it for a page.
+    pub fn runs(&self, name: impl Into<String>) -> ScheduleRuns {
+        self.stored().runs(name)
     }
 
     /// Returns at most `count` of the next times at which a schedule fires; none if it is paused. Without jitter.

@@ -9,8 +9,9 @@ use super::error::ScheduleError;
 use super::plan::SchedulePlan;
 use super::stored::{Cause, PastRun, ScheduleRecord, ScheduleSpaces, When, read_running};
 use super::{Counts, Overlap};
+use crate::page::{Asked, Page, Records, mark, paged};
 use crate::record::Record;
-use crate::store::{Order, Store, Timestamp, View};
+use crate::store::{Item, Key, Order, Store, Timestamp, View};
 use crate::workflow::operate::history::value;
 use crate::workflow::stored::record::fetch;
 use crate::workflow::{ExecutionId, Result, WorkflowError};
@@ -40,12 +41,13 @@ pub enum Fires {
     },
     /// At an interval.
     Every {
-        /// The interval, in microseconds.
-        interval_us: u64,
+        /// The interval.
+        #[serde(rename = "interval_us", with = "crate::micros")]
+        interval: Duration,
     },
 }
 
-/// Everything known about a schedule except its past runs. Times are in microseconds since 1970.
+/// Everything known about a schedule except its past runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ScheduleDescription {
@@ -53,30 +55,38 @@ pub struct ScheduleDescription {
     pub name: String,
     /// When it fires.
     pub fires: Fires,
-    /// The longest jitter of an occurrence, in microseconds.
-    pub jitter_us: u64,
+    /// The longest jitter of an occurrence.
+    #[serde(rename = "jitter_us", with = "crate::micros")]
+    pub jitter: Duration,
     /// There is no occurrence before this time.
-    pub start_us: Option<u64>,
+    #[serde(rename = "start_us")]
+    pub start: Option<Timestamp>,
     /// There is no occurrence after this time.
-    pub end_us: Option<u64>,
+    #[serde(rename = "end_us")]
+    pub end: Option<Timestamp>,
     /// What happens to an occurrence while an execution runs.
     pub overlap: Overlap,
-    /// How late an occurrence may start, in microseconds.
-    pub catch_up_us: u64,
+    /// How late an occurrence may start.
+    #[serde(rename = "catch_up_us", with = "crate::micros")]
+    pub catch_up: Duration,
     /// The workflow that it starts.
     pub workflow: String,
     /// The input of that workflow.
     pub input: Value,
     /// When it was created.
-    pub created_us: u64,
+    #[serde(rename = "created_us")]
+    pub created: Timestamp,
     /// When it was last put.
-    pub changed_us: u64,
+    #[serde(rename = "changed_us")]
+    pub changed: Timestamp,
     /// Why it is paused, if it is.
     pub paused: Option<String>,
     /// Since when it is paused.
-    pub paused_us: Option<u64>,
+    #[serde(rename = "paused_us")]
+    pub paused_since: Option<Timestamp>,
     /// The next occurrence. None if there are no more, or the schedule is paused.
-    pub next_us: Option<u64>,
+    #[serde(rename = "next_us")]
+    pub next: Option<Timestamp>,
     /// Its executions that have not ended: the first 100.
     pub running: Vec<ExecutionId>,
     /// How many occurrences wait for the end of an execution, or for the keeper.
@@ -104,8 +114,9 @@ pub enum RunOutcome {
     Missed {
         /// How many were missed. The count ends at 10,000.
         count: u64,
-        /// All of them were before this time, in microseconds since 1970.
-        before_us: u64,
+        /// All of them were before this time.
+        #[serde(rename = "before_us")]
+        before: Timestamp,
     },
     /// The workflow did not accept the start, for this reason.
     Rejected(String),
@@ -139,10 +150,12 @@ pub enum RunCause {
 pub struct ScheduleRun {
     /// The execution that was started for it, if one was.
     pub id: ExecutionId,
-    /// The time that it was scheduled for, in microseconds since 1970.
-    pub time_us: u64,
-    /// When this was recorded, in microseconds since 1970.
-    pub at_us: u64,
+    /// The time that it was scheduled for.
+    #[serde(rename = "time_us")]
+    pub time: Timestamp,
+    /// When this was recorded.
+    #[serde(rename = "at_us")]
+    pub at: Timestamp,
     /// The cause of this occurrence.
     pub cause: RunCause,
     /// The outcome.
@@ -165,38 +178,14 @@ impl StoredSchedules {
         }
     }
 
-    /// Returns at most `limit` schedules in the order of their names, those after the name `after` if it is given.
-    pub async fn list(&self, after: Option<&str>, limit: usize) -> Result<Vec<ScheduleDescription>> {
-        let Some(spaces) = &self.spaces else { return Ok(Vec::new()) };
-        let view = self.store.view().await?;
-        let all = spaces.schedules.all();
-        let rest = after.map_or_else(|| all.clone(), |after| all.after(&spaces.schedule(after)));
-        let mut found = Vec::new();
-        for (key, item) in view.scan(&rest, Order::Ascending, limit).await? {
-            let name = String::from_utf8_lossy(key.bytes()).into_owned();
-            let stored = ScheduleRecord::decode(&item.value).map_err(|why| why.at(place(&name)))?;
-            found.push(describe(spaces, &view, &name, stored).await?);
-        }
-        Ok(found)
+    /// The schedules, in the order of their names. Await it for a page.
+    pub fn list(&self) -> ScheduleList {
+        ScheduleList { stored: self.clone(), is_paused: false, asked: Asked::of("schedules") }
     }
 
-    /// Returns the last runs of a schedule, the newest first. The last 100 are kept.
-    pub async fn runs(&self, name: &str, limit: usize) -> Result<Vec<ScheduleRun>> {
-        let (view, _) = self.read(name).await?;
-        let Some(spaces) = &self.spaces else { return Ok(Vec::new()) };
-        let found = view.scan(&spaces.all_runs(name), Order::Descending, limit).await?;
-        let read = |item: &crate::store::Item| {
-            let PastRun { occurrence, at_us, outcome } =
-                PastRun::decode(&item.value).map_err(|why| why.at(format!("a past run of {}", place(name))))?;
-            let cause = match occurrence.cause {
-                Cause::Time => RunCause::Time,
-                Cause::Trigger(_) => RunCause::Trigger,
-                Cause::Backfill => RunCause::Backfill,
-            };
-            let (id, time_us) = (occurrence.execution(name), occurrence.time_us);
-            Ok(ScheduleRun { id, time_us, at_us, cause, outcome })
-        };
-        found.iter().map(|(_, item)| read(item)).collect()
+    /// The past runs of a schedule, the newest first; the last 100 are kept. Await it for a page.
+    pub fn runs(&self, name: impl Into<String>) -> ScheduleRuns {
+        ScheduleRuns { stored: self.clone(), name: name.into(), asked: Asked::of("past runs") }
     }
 
     /// Returns at most `count` of the next times at which a schedule fires; none if it is paused. Without jitter.
@@ -217,6 +206,80 @@ impl StoredSchedules {
     }
 }
 
+/// A page of schedules, in the order of their names, that is about to be read.
+#[derive(Clone)]
+#[must_use = "nothing is read until this is awaited"]
+pub struct ScheduleList {
+    stored: StoredSchedules,
+    is_paused: bool,
+    asked: Asked,
+}
+
+/// A page of the past runs of a schedule, the newest first, that is about to be read.
+#[derive(Clone)]
+#[must_use = "nothing is read until this is awaited"]
+pub struct ScheduleRuns {
+    stored: StoredSchedules,
+    name: String,
+    asked: Asked,
+}
+
+paged!(ScheduleList => ScheduleDescription, WorkflowError);
+paged!(ScheduleRuns => ScheduleRun, WorkflowError);
+
+impl ScheduleList {
+    /// Only schedules that are paused.
+    pub fn paused(mut self) -> ScheduleList {
+        self.is_paused = true;
+        self
+    }
+
+    async fn page(self) -> Result<Page<ScheduleDescription>> {
+        let ScheduleList { stored, is_paused, asked } = self;
+        let mark = mark(&is_paused);
+        asked.position(mark)?;
+        let Some(spaces) = &stored.spaces else { return Ok(Page::default()) };
+        let view = stored.store.view().await?;
+        let (space, range, order) = (&spaces.schedules, spaces.schedules.all(), Order::Ascending);
+        let records = Records { view: &view, space, range, order, skips_damage: false };
+        let read = |key: &Key, item: &Item| -> Result<Option<(String, ScheduleRecord)>> {
+            let name = String::from_utf8_lossy(key.bytes()).into_owned();
+            let found = ScheduleRecord::decode(&item.value).map_err(|why| why.at(place(&name)))?;
+            Ok((!is_paused || found.paused.is_some()).then_some((name, found)))
+        };
+        let page = asked.scan(mark, records, read).await?;
+        let mut items = Vec::with_capacity(page.items.len());
+        for (name, found) in page.items {
+            items.push(describe(spaces, &view, &name, found).await?);
+        }
+        Ok(Page { items, next: page.next })
+    }
+}
+
+impl ScheduleRuns {
+    async fn page(self) -> Result<Page<ScheduleRun>> {
+        let ScheduleRuns { stored, name, asked } = self;
+        let mark = mark(&name);
+        asked.position(mark)?;
+        let (view, _) = stored.read(&name).await?;
+        let Some(spaces) = &stored.spaces else { return Ok(Page::default()) };
+        let (space, range, order) = (&spaces.runs, spaces.all_runs(&name), Order::Descending);
+        let records = Records { view: &view, space, range, order, skips_damage: false };
+        let read = |_: &Key, item: &Item| -> Result<Option<ScheduleRun>> {
+            let PastRun { occurrence, at_us, outcome } =
+                PastRun::decode(&item.value).map_err(|why| why.at(format!("a past run of {}", place(&name))))?;
+            let cause = match occurrence.cause {
+                Cause::Time => RunCause::Time,
+                Cause::Trigger(_) => RunCause::Trigger,
+                Cause::Backfill => RunCause::Backfill,
+            };
+            let (id, time, at) = (occurrence.execution(&name), Timestamp(occurrence.time_us), Timestamp(at_us));
+            Ok(Some(ScheduleRun { id, time, at, cause, outcome }))
+        };
+        asked.scan(mark, records, read).await
+    }
+}
+
 /// The name of a schedule in errors about its record.
 pub(super) fn place(name: &str) -> String {
     format!("schedule {name:?}")
@@ -231,22 +294,22 @@ async fn describe(
     let running = view.scan(&spaces.all_running(name), Order::Ascending, TOLD).await?;
     let fires = match stored.timing.when {
         When::Cron { expression, zone } => Fires::Cron { expression, zone },
-        When::Every { every_us } => Fires::Every { interval_us: every_us },
+        When::Every { every_us } => Fires::Every { interval: Duration::from_micros(every_us) },
     };
     Ok(ScheduleDescription {
         name: name.into(),
         fires,
-        jitter_us: stored.timing.jitter_us,
-        start_us: stored.timing.start_us,
-        end_us: stored.timing.end_us,
+        jitter: Duration::from_micros(stored.timing.jitter_us),
+        start: stored.timing.start_us.map(Timestamp),
+        end: stored.timing.end_us.map(Timestamp),
         overlap: stored.overlap,
-        catch_up_us: stored.catch_up_us,
+        catch_up: Duration::from_micros(stored.catch_up_us),
         workflow: stored.workflow,
         input: value(&stored.input),
-        created_us: stored.created_us,
-        changed_us: stored.changed_us,
-        next_us: stored.next_us.filter(|_| stored.paused.is_none()),
-        paused_us: stored.paused.as_ref().map(|paused| paused.since_us),
+        created: Timestamp(stored.created_us),
+        changed: Timestamp(stored.changed_us),
+        next: stored.next_us.filter(|_| stored.paused.is_none()).map(Timestamp),
+        paused_since: stored.paused.as_ref().map(|paused| Timestamp(paused.since_us)),
         paused: stored.paused.map(|paused| paused.reason),
         running: running.iter().filter_map(|(key, _)| read_running(key)).collect(),
         waiting: (stored.waiting.len() + stored.triggers.len()) as u64,
@@ -254,30 +317,6 @@ async fn describe(
         counts: stored.counts,
         stalled: stored.stalled,
     })
-}
-
-impl ScheduleDescription {
-    /// How late an occurrence may start.
-    pub fn catch_up(&self) -> Duration {
-        Duration::from_micros(self.catch_up_us)
-    }
-
-    /// The next occurrence. None if there are no more, or the schedule is paused.
-    pub fn next(&self) -> Option<Timestamp> {
-        self.next_us.map(Timestamp)
-    }
-}
-
-impl ScheduleRun {
-    /// The time that it was scheduled for.
-    pub fn time(&self) -> Timestamp {
-        Timestamp(self.time_us)
-    }
-
-    /// When this was recorded.
-    pub fn at(&self) -> Timestamp {
-        Timestamp(self.at_us)
-    }
 }
 
 shown!(StoredSchedules, _it => );

@@ -69,7 +69,7 @@ pub(crate) fn by_value(name: &str, value: &Attribute) -> Vec<u8> {
         Attribute::Integer(value) => (1, (*value).into()),
         Attribute::Real(value) => (1, (*value).into()),
         Attribute::Text(value) => (2, value.as_str().into()),
-        Attribute::Time(value) => (3, (*value).into()),
+        Attribute::Time(value) => (3, value.0.into()),
     };
     key.push(kind);
     json::encode(&mut key, Some(&value));

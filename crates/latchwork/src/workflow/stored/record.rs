@@ -159,8 +159,8 @@ pub enum Attribute {
     Real(f64),
     /// A text.
     Text(String),
-    /// A time, in microseconds since 1970.
-    Time(u64),
+    /// A time.
+    Time(Timestamp),
 }
 
 /// Something that an execution waits for.
@@ -169,10 +169,12 @@ pub enum Attribute {
 pub struct Wait {
     /// What it is.
     pub what: WaitsFor,
-    /// Since when, in microseconds since 1970.
-    pub since_us: u64,
-    /// Until when at most, in microseconds since 1970.
-    pub until_us: Option<u64>,
+    /// Since when.
+    #[serde(rename = "since_us")]
+    pub since: Timestamp,
+    /// Until when at most.
+    #[serde(rename = "until_us")]
+    pub until: Option<Timestamp>,
 }
 
 /// What an execution can wait for.

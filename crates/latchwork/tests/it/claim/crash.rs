@@ -94,11 +94,11 @@ async fn fire(engine: &Engine, seen: &Arc<Mutex<Seen>>, recovery: Recovery) -> O
         }
     }
     let stored = StoredClaims::on(engine.store()).await.ok()?;
-    while !stored.undelivered(10).await.ok()?.is_empty() {
+    while !stored.undelivered().limit(10).await.ok()?.items.is_empty() {
         env.sleep(Duration::from_millis(50)).await;
     }
     let payments = engine.entities().find(&Query::of("payment")).await.ok()?.items.len();
-    let open = stored.list(None, 10).await.ok()?.len();
+    let open = stored.list().await.ok()?.items.len();
     let status = engine.entities().get("i").await.ok()??.data["status"].as_str()?.to_string();
     Some(format!("{status}, {payments} payments, {open} claims"))
 }

@@ -55,7 +55,7 @@ async fn the_execution_of_an_action_owns_the_claim_and_ends_it() {
     let done = fire("succeed").await.unwrap().done().unwrap();
     assert_eq!((done.to.as_str(), &done.output), ("closed", &json!(5)));
     assert_eq!(engine.entities().get("may").await.unwrap().unwrap().data["status"], "closed");
-    assert_eq!(claims.operate().await.unwrap().stored().list(None, 9).await.unwrap(), []);
+    assert_eq!(claims.operate().await.unwrap().stored().list().await.unwrap().items, []);
 }
 
 // A restart in the middle: the next process continues the execution, and the claim does not revert.
@@ -88,7 +88,7 @@ async fn a_durable_action_continues_after_a_restart() {
     while engine.entities().get("may").await.unwrap().unwrap().data["status"] != "closed" {
         sleep(Duration::from_millis(5)).await;
     }
-    let history = after.operate().await.unwrap().stored().history("may", 9).await.unwrap();
+    let history = after.operate().await.unwrap().stored().history("may").limit(9).await.unwrap().items;
     assert_eq!(history.len(), 1);
 }
 
@@ -117,7 +117,7 @@ async fn the_claim_of_a_terminated_execution_is_reverted() {
     while engine.entities().get("may").await.unwrap().unwrap().data["status"] != "approved" {
         sleep(Duration::from_millis(5)).await;
     }
-    assert_eq!(operator.stored().list(None, 9).await.unwrap(), []);
+    assert_eq!(operator.stored().list().await.unwrap().items, []);
 }
 
 #[tokio::test]
@@ -154,5 +154,5 @@ async fn a_cancelled_execution_ends_its_claim() {
     engine.cancel(&*id, "enough").await.unwrap();
     assert!(fired.await.unwrap().is_err());
     assert_eq!(engine.entities().get("may").await.unwrap().unwrap().data["status"], "approved");
-    assert_eq!(operator.stored().list(None, 9).await.unwrap(), []);
+    assert_eq!(operator.stored().list().await.unwrap().items, []);
 }

@@ -38,16 +38,19 @@ async fn an_after_effect_that_never_succeeds_becomes_a_dead_letter_and_can_be_re
     kit.deliver().await;
     assert_eq!(kit.seen.delivered(), []);
     let operator = kit.claims.operate().await.unwrap();
-    let dead = operator.stored().dead_letters(None, 10).await.unwrap();
+    let dead = operator.stored().dead_letters().await.unwrap().items;
     let named: Vec<_> =
         dead.iter().map(|dead| (dead.effect.key.as_str(), dead.attempts, dead.error.as_str())).collect();
     assert_eq!(named, [("i:3:0", 2, "the mail server is away"), ("i:3:1", 2, "the mail server is away")]);
-    assert_eq!(operator.stored().dead_letters(Some("i:3:0"), 10).await.unwrap().len(), 1);
+    let first = operator.stored().dead_letters().limit(1).await.unwrap();
+    assert_eq!((first.items, first.next.is_some()), (dead[..1].to_vec(), true));
+    let rest = operator.stored().dead_letters().after(first.next).await.unwrap();
+    assert_eq!((rest.items, rest.next), (dead[1..].to_vec(), None));
     // It fails twice more, and is a dead letter again. The other one stays as it is.
     operator.redeliver("i:3:0").await.unwrap();
     assert!(operator.redeliver("i:9:0").await.is_err());
     kit.deliver().await;
-    assert_eq!(operator.stored().dead_letters(None, 10).await.unwrap().len(), 2);
+    assert_eq!(operator.stored().dead_letters().await.unwrap().items.len(), 2);
 }
 
 // All callers expect the same after-effect: the same entity, the same rev, the same number.
@@ -246,7 +249,7 @@ async fn a_workflow_as_an_after_effect_starts_for_an_entity_with_a_long_id() {
     let id = "n".repeat(512);
     claims.add("note", Add::new("note").id(&*id).data(json!({"status": "open"}))).await.unwrap();
     assert!(claims.fire("note", "finish", &*id).await.unwrap().is_done());
-    let found = engine.list(ExecutionFilter::new().workflow("tell")).await.unwrap().executions;
+    let found = engine.list(ExecutionFilter::new().workflow("tell")).await.unwrap().items;
     assert_eq!(found.len(), 1);
     assert_eq!(engine.handle(&tell, found[0].id.clone()).result().await.unwrap(), format!("{id}:2:0"));
 }

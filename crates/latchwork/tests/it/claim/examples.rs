@@ -61,7 +61,7 @@ async fn look(directory: &Path) -> (String, usize, Vec<(TransitionKind, String)>
     let entities = Entities::on(&store).await.unwrap();
     let invoice = entities.get("invoice-001").await.unwrap().unwrap();
     let payments = entities.find(&Query::of("payment")).await.unwrap().items.len();
-    let history = StoredClaims::on(&store).await.unwrap().history("invoice-001", 10).await.unwrap();
+    let history = StoredClaims::on(&store).await.unwrap().history("invoice-001").limit(10).await.unwrap().items;
     drop(entities);
     store.close().await.unwrap();
     let history = history.into_iter().map(|transition| (transition.kind, transition.reason)).collect();

@@ -25,7 +25,7 @@ async fn a_claimed_step_commits_writes_status_and_after_effects_together() {
         kit.seen.delivered(),
         [("SendReceipt".to_string(), "i".to_string()), ("TellBooks".to_string(), "i".to_string())]
     );
-    let open = kit.claims.operate().await.unwrap().stored().list(None, 10).await.unwrap();
+    let open = kit.claims.operate().await.unwrap().stored().list().await.unwrap().items;
     assert_eq!(open, []);
 }
 
@@ -48,7 +48,7 @@ async fn an_action_that_does_not_succeed_writes_nothing_and_its_claim_is_release
     kit.deliver().await;
     assert_eq!(kit.seen.delivered(), []);
     // Each of them is in the history, with its reason.
-    let history = kit.claims.operate().await.unwrap().stored().history("i", 10).await.unwrap();
+    let history = kit.claims.operate().await.unwrap().stored().history("i").limit(10).await.unwrap().items;
     let reasons: Vec<&str> = history.iter().rev().map(|transition| transition.reason.as_str()).collect();
     assert_eq!(
         reasons,

@@ -120,8 +120,9 @@ fn a_holder_whose_lease_expired_while_it_slept_changes_nothing() {
     assert!(lost.reason.contains("taken away") || lost.reason.contains("changed"), "{}", lost.reason);
     assert_eq!((second.payments(), first.seen.bodies(), second.seen.bodies()), (1, 1, 1));
     second.until("i", "paid");
-    let history =
-        second.runtime.block_on(async { StoredClaims::on(&store).await.unwrap().history("i", 9).await.unwrap() });
+    let history = second
+        .runtime
+        .block_on(async { StoredClaims::on(&store).await.unwrap().history("i").limit(9).await.unwrap().items });
     let kinds: Vec<TransitionKind> = history.iter().map(|transition| transition.kind).collect();
     assert_eq!(kinds, [TransitionKind::Done, TransitionKind::Released]);
     assert_eq!((history[1].actor.as_deref(), history[1].reason.as_str()), (Some("janitor"), "its process is gone"));
@@ -175,7 +176,7 @@ fn a_claim_whose_outcome_is_unknown_waits_for_an_operator() {
     let operator = second.runtime.block_on(second.claims().operate()).unwrap();
     second.runtime.block_on(async {
         loop {
-            let open = operator.stored().list(None, 10).await.unwrap();
+            let open = operator.stored().list().await.unwrap().items;
             if open.iter().all(|claim| claim.holder.needs_review.as_deref() == Some("its process is gone")) {
                 break;
             }
@@ -197,7 +198,7 @@ fn a_claim_whose_outcome_is_unknown_waits_for_an_operator() {
         while second.seen.delivered().len() < 4 {
             sleep(Duration::from_millis(2)).await;
         }
-        let history = operator.stored().history("b", 1).await.unwrap().remove(0);
+        let history = operator.stored().history("b").limit(1).await.unwrap().items.remove(0);
         assert_eq!((history.actor.as_deref(), history.reason.as_str()), (Some("eve"), "the bank has it"));
     });
 }
@@ -306,7 +307,7 @@ async fn a_change_of_a_claimed_entity_by_an_operator_wins_and_the_claim_is_lost(
         }
     }
     assert_eq!(kit.payments().await, 0);
-    assert_eq!(kit.claims.operate().await.unwrap().stored().list(None, 9).await.unwrap(), []);
+    assert_eq!(kit.claims.operate().await.unwrap().stored().list().await.unwrap().items, []);
 }
 
 // An operator reverts the entity while the action still runs, and another caller claims it. The first action is fenced.
@@ -357,7 +358,15 @@ fn a_change_of_the_configuration_does_not_change_open_claims() {
             sleep(Duration::from_millis(5)).await;
         }
         operator.complete("a", "eve", "it was paid").await.unwrap();
-        let strays = second.claims().strays("invoice", 10).await.unwrap();
+        let (mut strays, mut after) = (Vec::new(), None);
+        loop {
+            let page = second.claims().strays("invoice").limit(1).after(after).await.unwrap();
+            strays.extend(page.items);
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+        }
         let strays: Vec<_> = strays.iter().map(|(id, status)| (id.as_str(), status.as_deref())).collect();
         assert_eq!(strays, [("a", Some("paid")), ("b", Some("sent"))]);
     });
@@ -384,7 +393,7 @@ fn a_claim_in_review_whose_entity_was_moved_by_hand_cannot_be_retried() {
         }
         operator.release("i", "eve", "it is closed").await.unwrap();
         assert_eq!(entities.get("i").await.unwrap().unwrap().data["status"], "closed");
-        assert_eq!(operator.stored().list(None, 9).await.unwrap(), []);
+        assert_eq!(operator.stored().list().await.unwrap().items, []);
     });
     assert_eq!(second.seen.bodies(), 0);
 }

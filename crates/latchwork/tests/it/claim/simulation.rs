@@ -203,7 +203,7 @@ impl Play {
         // pause of a process that stood still.
         let mut quiet = 0;
         for _ in 0..100_000 {
-            let open = stored.list(None, 10).await.map_err(gone)?.len();
+            let open = stored.list().await.map_err(gone)?.items.len();
             quiet = if open == 0 && claims.undelivered() == 0 { quiet + 1 } else { 0 };
             if quiet > 40 {
                 return Ok(());
@@ -229,7 +229,7 @@ impl Play {
     async fn judge(&self, engine: &Engine) -> Result<(), ClaimError> {
         let stored = StoredClaims::on(engine.store()).await?;
         let mut seen = std::mem::take(&mut *self.seen.lock());
-        let open = stored.list(None, 10).await?;
+        let open = stored.list().await?.items;
         if !open.is_empty() {
             seen.complaints.push(format!("{STUCK}: {open:?}"));
         }
@@ -244,7 +244,7 @@ impl Play {
             if status.is_some_and(|status| ["\"paying\"", "\"shipping\"", "\"auditing\""].contains(&&*status)) {
                 seen.complaints.push(format!("{STUCK}: {parcel}"));
             }
-            for transition in stored.history(parcel, 1000).await? {
+            for transition in stored.history(parcel).limit(1000).await?.items {
                 if transition.kind == TransitionKind::Done {
                     *transitions.entry(names[&*transition.step].into()).or_default() += 1;
                     let effects = if transition.step == "pay" { 2 } else { 1 };
@@ -262,7 +262,7 @@ impl Play {
         let mut told = BTreeSet::new();
         let mut effects = std::mem::take(&mut seen.effects);
         // A life that stood still may have just made a transition.
-        effects.extend(stored.undelivered(1000).await?);
+        effects.extend(stored.undelivered().limit(1000).await?.items);
         for effect in &effects {
             if told.insert(effect.key.clone()) {
                 let number = effect.key.rsplit(':').next().unwrap_or_default().to_string();
@@ -319,7 +319,7 @@ fn of_entities(error: EntityError) -> WorkflowError {
 
 fn simulate(seed: u64, faults: Faults) -> (Report, Vec<String>) {
     let play = Play::new();
-    let report = play.simulation(seed).faults(faults).limit(Duration::from_secs(3 * 86_400)).run();
+    let report = play.simulation(seed).faults(faults).timeout(Duration::from_secs(3 * 86_400)).run();
     let mut complaints = play.seen.lock().complaints.clone();
     // If all clients were done before the last life began, no client has started claims in it, and it has no janitor.
     let has_janitor = play.lives.lock().get(&report.lives).is_some_and(|claims| claims.initialized());
@@ -347,7 +347,7 @@ fn every_scene_of_claims_occurs() {
     let mut played = BTreeMap::<String, u32>::new();
     for seed in 1..=60 {
         let play = Play::new();
-        play.simulation(seed).limit(Duration::from_secs(3 * 86_400)).run();
+        play.simulation(seed).timeout(Duration::from_secs(3 * 86_400)).run();
         let scenes = std::mem::take(&mut play.seen.lock().scenes);
         scenes.into_iter().for_each(|(scene, times)| *played.entry(scene).or_default() += times);
     }

@@ -49,9 +49,10 @@ async fn a_step_with_a_timer_fires_after_its_time_at_the_status() {
     sleep(Duration::from_millis(100)).await;
     engine.entities().update(Update::new("b").metadata(json!({"read": true}))).await.unwrap();
     until(&engine, "b", "late").await;
-    let history = StoredClaims::on(engine.store()).await.unwrap().history("b", 1).await.unwrap().remove(0);
+    let history = StoredClaims::on(engine.store()).await.unwrap().history("b").limit(1).await.unwrap().items.remove(0);
     assert_eq!((history.step.as_str(), history.actor.as_deref()), ("escalate", Some("timer")));
-    let waited = history.at.0 - StoredClaims::on(engine.store()).await.unwrap().history("b", 2).await.unwrap()[1].at.0;
+    let waited = history.at.0
+        - StoredClaims::on(engine.store()).await.unwrap().history("b").limit(2).await.unwrap().items[1].at.0;
     assert!(waited >= 150_000, "{waited}");
 }
 

@@ -8,7 +8,8 @@ mod plans;
 mod random;
 mod reference;
 
-use latchwork::entity::{Add, Entities, Entity, EntityView, Page, Query};
+use latchwork::Cursor;
+use latchwork::entity::{Add, Entities, Entity, EntityView, Explained, Query};
 use serde_json::Value;
 
 fn ids(items: &[Entity]) -> Vec<String> {
@@ -26,16 +27,16 @@ async fn fill<'a>(entities: &Entities, entity_type: &str, items: impl IntoIterat
 }
 
 /// All pages of a query, one after the other.
-async fn pages(view: &EntityView, query: &Query, limit: usize) -> Vec<Page> {
+async fn pages(view: &EntityView, query: &Query, limit: usize) -> Vec<Explained> {
     let mut pages = Vec::new();
     let mut query = query.clone().limit(limit);
     loop {
-        let page = view.find(&query).await.unwrap();
-        let next = page.next.clone();
-        pages.push(page);
+        let found = view.find_explained(&query).await.unwrap();
+        let next = found.page.next.clone();
+        pages.push(found);
         match next {
             // A cursor survives the way through its text.
-            Some(cursor) => query = query.after(cursor.to_string().parse().unwrap()),
+            Some(cursor) => query = query.after(cursor.to_string().parse::<Cursor>().unwrap()),
             None => return pages,
         }
     }

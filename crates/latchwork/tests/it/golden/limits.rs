@@ -158,7 +158,7 @@ pub(super) async fn look(store: &Store) {
     let executions = Executions::on(store).await.unwrap();
     let admission = |of: &str| ExecutionFilter::new().waits_for(WaitsFor::Admission(of.into()));
     for (key, count) in [("lined", 2), ("fair", 1), ("a", 2)] {
-        assert_eq!(executions.list(admission(key)).await.unwrap().executions.len(), count, "{key}");
+        assert_eq!(executions.list(admission(key)).await.unwrap().items.len(), count, "{key}");
     }
     for (id, is_open) in [("holds", true), ("left the line", false), ("has ended", false), ("debounced", true)] {
         let state = executions.describe(id).await.unwrap().state;
@@ -192,7 +192,7 @@ pub(super) async fn go_on(store: &Store, clock: &VirtualClock) {
     let third = engine.start(&batched(), 5).await.unwrap();
     assert_eq!((&**third.id(), third.item()), ("batch 1", Some(2)));
     assert_eq!(waits_for(&engine, "asks").await, [WaitsFor::Review("refund".into())]);
-    let reviews = engine.reviews().await.unwrap().reviews;
+    let reviews = engine.reviews().await.unwrap().items;
     assert_eq!((reviews.len(), &reviews[0].question), (1, &json!({"amount": 80})));
     engine.review(&reviews[0].id).decide("yes", "ada", "").await.unwrap();
     for id in ["holds", "waits first", "waits second"] {
@@ -228,10 +228,10 @@ async fn ends(engine: &Engine, claims: &Claims) {
     let result = if result.is_err() { engine.handle(&superseded(), "superseded").result().await } else { result };
     assert_eq!(result.unwrap(), 10, "with slots of a tree of its own");
     let env = engine.store().env();
-    while engine.schedules().runs("daily", 10).await.unwrap().is_empty() {
+    while engine.schedules().runs("daily").limit(10).await.unwrap().items.is_empty() {
         env.sleep(SECOND).await;
     }
-    assert!(!engine.list(ExecutionFilter::new().workflow("scheduled")).await.unwrap().executions.is_empty());
+    assert!(!engine.list(ExecutionFilter::new().workflow("scheduled")).await.unwrap().items.is_empty());
     let slot = engine.states().global().slot::<Vec<Vec<u32>>>("finished");
     let mut finished = slot.get().await.unwrap().unwrap_or_default();
     while finished.len() < 2 {

@@ -188,7 +188,7 @@ pub(super) async fn begin(store: &Store, clock: &VirtualClock) {
     engine.states().org("gone").set_state(json!(1)).await.unwrap();
     engine.states().org("gone").delete_state().await.unwrap();
     // A session that ends with the process: it holds a lock and waits for another.
-    let session = engine.locks().session().lease(60 * SECOND).label("golden").begin().await.unwrap();
+    let session = engine.locks().session().lease(60 * SECOND).label("golden").await.unwrap();
     let guard = engine.mutex("held").by(&session).acquire().await.unwrap();
     let taken = engine.semaphore("taken", 3).by(&session).acquire_many(2).await.unwrap();
     engine.locks().force_release("taken", taken.token().number(), "golden").await.unwrap();
@@ -306,7 +306,7 @@ pub(super) async fn go_on(store: &Store, clock: &VirtualClock) {
     assert_eq!(states.org("gone").get().await.unwrap(), None);
     assert_eq!(states.global().slot::<u32>("paid").get().await.unwrap(), Some(1));
     assert_eq!(states.execution("works").slot::<Value>("own").get().await.unwrap(), Some(json!({"x": [1, null]})));
-    let locks = engine.locks().list(None, 100).await.unwrap().locks;
+    let locks = engine.locks().list().limit(100).await.unwrap().items;
     let used: Vec<_> = locks.iter().filter(|lock| lock.used + u32::try_from(lock.waiting).unwrap() > 0).collect();
     assert!(locks.len() >= 6 && used.is_empty(), "{used:?}");
     assert_eq!(engine.parked().await.unwrap(), []);

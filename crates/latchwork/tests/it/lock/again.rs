@@ -310,7 +310,7 @@ async fn a_fork_acquires_the_locks_that_its_source_held() {
         let handle = test.engine().start(&source, way).id("source").await.unwrap();
         assert_eq!(within_an_hour(&test, handle.result()).await.unwrap(), 1);
         let held = test.engine().mutex("m").acquire().await.unwrap();
-        let id = test.engine().fork("source").at_step("b").start().await.unwrap();
+        let id = test.engine().fork("source").at_step("b").await.unwrap();
         test.run(test.env().sleep(60 * SECOND)).await;
         let waiting = test.engine().locks().inspect("m").await.unwrap().waiting;
         assert_eq!(waiting, u64::from(way < 3), "way {way}: {:?}", test.engine().why(&id).await.unwrap());

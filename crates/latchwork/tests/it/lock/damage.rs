@@ -19,7 +19,7 @@ async fn sessions_that_are_dead_lose_their_locks_though_a_record_is_damaged() {
             let stage = Stage::new(|engine| engine).await;
             let mut third = Vec::new();
             for number in 0..5 {
-                let session = stage.engine.locks().session().lease(10 * SECOND).begin().await.unwrap();
+                let session = stage.engine.locks().session().lease(10 * SECOND).await.unwrap();
                 if number == 2 {
                     third = session.id().as_bytes().to_vec();
                 }
@@ -42,7 +42,7 @@ async fn sessions_that_are_dead_lose_their_locks_though_a_record_is_damaged() {
                 }
             }
             // Sessions that expire later are found, too.
-            let session = engine.locks().session().lease(SECOND).renewed_by_hand().begin().await.unwrap();
+            let session = engine.locks().session().lease(SECOND).renewed_by_hand().await.unwrap();
             std::mem::forget(engine.mutex("later").by(&session).acquire().await.unwrap());
             std::mem::forget(session);
             for _ in 0..10 {
@@ -151,7 +151,7 @@ async fn an_execution_ends_though_a_lock_that_it_holds_is_damaged() {
 async fn a_session_whose_record_is_damaged_while_it_lives_is_lost() {
     for harm in Harm::ALL {
         let stage = Stage::new(|engine| engine).await;
-        let session = stage.engine.locks().session().lease(10 * SECOND).begin().await.unwrap();
+        let session = stage.engine.locks().session().lease(10 * SECOND).await.unwrap();
         let held = stage.engine.mutex("m").by(&session).acquire().await.unwrap();
         stage.damage("lock.sessions", session.id().as_bytes(), harm).await;
         for _ in 0..40 {

@@ -60,7 +60,7 @@ fn transfer() -> Workflow<u32, bool> {
 
 /// Takes the mutexes of accounts away from transfers for a moment, as code outside of workflows.
 async fn visit(engine: Engine) {
-    let session = engine.locks().session().lease(Duration::from_millis(300)).begin().await.unwrap();
+    let session = engine.locks().session().lease(Duration::from_millis(300)).await.unwrap();
     for n in (0..ACCOUNTS).cycle() {
         let Ok(guard) = engine.mutex(account(n)).by(&session).acquire().await else { return };
         tokio::task::yield_now().await;

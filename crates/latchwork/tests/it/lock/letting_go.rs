@@ -244,7 +244,7 @@ async fn shutdown_releases_locks_that_are_held_or_whose_guards_were_dropped() {
     let store = Store::memory().await.unwrap();
     let first = Engine::on(&store).start().await.unwrap();
     let held = first.mutex("held").acquire().await.unwrap();
-    let session = first.locks().session().begin().await.unwrap();
+    let session = first.locks().session().await.unwrap();
     let other = first.semaphore("other", 2).by(&session).acquire_many(2).await.unwrap();
     drop(first.mutex("dropped").acquire().await.unwrap());
     first.shutdown().await.unwrap();

@@ -3,7 +3,7 @@
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use latchwork::lock::{LockError, LockKind, LockName, LockRefused, Locks, Owner};
+use latchwork::lock::{LockError, LockKind, LockList, LockName, LockRefused, LockScope, Locks, Owner};
 use latchwork::store::{Commit, ErrorKind, Order, Outcome, SpaceSpec, Store};
 use latchwork::testing::TestEngine;
 use latchwork::workflow::{Ctx, Engine, workflow};
@@ -89,7 +89,7 @@ async fn impossible_requests_are_refused_with_a_reason() {
         assert!(matches!(engine.mutex(name).acquire().await, Err(LockError::Name { .. })));
     }
     for lease in [Duration::ZERO, Duration::MAX] {
-        let session = engine.locks().session().lease(lease).begin().await;
+        let session = engine.locks().session().lease(lease).await;
         assert!(matches!(session, Err(LockError::Lease { .. })));
     }
     let used = engine.locks().remove("vendor").await.unwrap_err();
@@ -163,7 +163,7 @@ async fn a_session_that_is_not_renewed_loses_its_locks_and_its_token_is_refused(
     let engine = test.engine();
     let space = engine.store().space(SpaceSpec::new("accounts")).await.unwrap();
     let lease = Duration::from_secs(10);
-    let paused = engine.locks().session().lease(lease).renewed_by_hand().begin().await.unwrap();
+    let paused = engine.locks().session().lease(lease).renewed_by_hand().await.unwrap();
     let stale = engine.mutex("m").by(&paused).acquire().await.unwrap();
     let write = |guard: &latchwork::lock::LockGuard, value: &str| {
         let commit = Commit::new().guard(guard.token()).put(&space.key("balance"), value.to_string());
@@ -211,7 +211,7 @@ async fn a_lock_is_held_as_long_as_its_session_renews_itself() {
 #[tokio::test]
 async fn a_request_id_counts_once() {
     let engine = engine().await;
-    let session = engine.locks().session().begin().await.unwrap();
+    let session = engine.locks().session().await.unwrap();
     let semaphore = engine.semaphore("s", 2).by(&session).request("r1");
     let first = semaphore.acquire().await.unwrap();
     let again = semaphore.acquire().await.unwrap();
@@ -228,7 +228,7 @@ async fn a_request_id_counts_once() {
 #[tokio::test]
 async fn operators_see_holders_and_waiters_and_can_force_a_release() {
     let engine = engine().await;
-    let session = engine.locks().session().label("importer").begin().await.unwrap();
+    let session = engine.locks().session().label("importer").await.unwrap();
     let held = engine.mutex("m").by(&session).acquire().await.unwrap();
     let waits = tokio::spawn({
         let mutex = engine.mutex("m");
@@ -274,15 +274,23 @@ async fn locks_are_listed_in_pages() {
     engine.mutex(LockName::of_workflow("w", "a")).acquire().await.unwrap().release().await.unwrap();
     let (mut names, mut after) = (Vec::new(), None);
     loop {
-        let page = engine.locks().list(after.as_ref(), 2).await.unwrap();
-        assert!(page.locks.len() <= 2);
-        names.extend(page.locks.into_iter().map(|lock| lock.name.to_string()));
+        let page = engine.locks().list().limit(2).after(after).await.unwrap();
+        assert!(page.items.len() <= 2);
+        names.extend(page.items.into_iter().map(|lock| lock.name.to_string()));
         after = page.next;
         if after.is_none() {
             break;
         }
     }
     assert_eq!(names, ["aaa", "b", "c", "d", "e", "a of workflow w"]);
+    let list = |list: LockList| async { list.await.unwrap().map(|lock| lock.name.to_string()).items };
+    let of_workflow = || engine.locks().list().scope(LockScope::Workflow("w".into()));
+    assert_eq!(list(of_workflow()).await, ["a of workflow w"]);
+    assert!(list(engine.locks().list().scope(LockScope::Workflow("v".into()))).await.is_empty());
+    let held = engine.mutex("d").acquire().await.unwrap();
+    assert_eq!(list(engine.locks().list().held().limit(1)).await, ["d"]);
+    assert!(list(of_workflow().held()).await.is_empty());
+    held.release().await.unwrap();
 }
 
 /// The lock file of the directory shows that the holder's process is gone: the next process waits for no lease.
@@ -290,7 +298,7 @@ async fn locks_are_listed_in_pages() {
 async fn sessions_end_when_the_next_process_opens_the_directory() {
     let directory = tempfile::tempdir().unwrap();
     let engine = Engine::open(directory.path()).start().await.unwrap();
-    let session = engine.locks().session().lease(Duration::from_secs(3600)).begin().await.unwrap();
+    let session = engine.locks().session().lease(Duration::from_secs(3600)).await.unwrap();
     let held = engine.mutex("m").by(&session).acquire().await.unwrap();
     let number = held.token().number();
     let dead = tokio::spawn({
@@ -318,7 +326,7 @@ async fn sessions_end_when_the_next_process_opens_the_directory() {
 async fn a_restart_on_a_shared_store_gives_sessions_a_full_lease_again() {
     let store = Store::memory().await.unwrap();
     let engine = Engine::on(&store).start().await.unwrap();
-    let session = engine.locks().session().lease(Duration::from_millis(500)).begin().await.unwrap();
+    let session = engine.locks().session().lease(Duration::from_millis(500)).await.unwrap();
     let held = engine.mutex("m").by(&session).acquire().await.unwrap();
     let number = held.token().number();
     engine.stop();
@@ -389,7 +397,7 @@ async fn locks_stand_alone() {
 #[tokio::test]
 async fn a_request_id_stands_for_one_number_of_permits() {
     let engine = engine().await;
-    let session = engine.locks().session().begin().await.unwrap();
+    let session = engine.locks().session().await.unwrap();
     let _mine = engine.rw_lock("rw").by(&session).request("r").read().await.unwrap();
     let _other = engine.rw_lock("rw").read().await.unwrap();
     let error = engine.rw_lock("rw").by(&session).request("r").write().await.unwrap_err();
@@ -405,7 +413,7 @@ async fn a_request_id_stands_for_one_number_of_permits() {
 async fn a_caller_that_gives_up_a_shared_request_leaves_it_to_the_other_callers() {
     for drops in [false, true] {
         let engine = engine().await;
-        let session = engine.locks().session().begin().await.unwrap();
+        let session = engine.locks().session().await.unwrap();
         let held = engine.mutex("m").acquire().await.unwrap();
         let mine = || engine.mutex("m").by(&session).request("r");
         let until = async |count: u64| {
@@ -445,7 +453,7 @@ async fn a_caller_that_gives_up_a_shared_request_leaves_it_to_the_other_callers(
 async fn a_request_that_all_callers_have_given_up_is_removed() {
     let engine = engine().await;
     let holder = engine.mutex("m").acquire().await.unwrap();
-    let session = engine.locks().session().begin().await.unwrap();
+    let session = engine.locks().session().await.unwrap();
     let twin = engine.mutex("m").by(&session).request("r");
     let mut waits = Box::pin(twin.acquire());
     let mut poll = |context: &mut Context<'_>| Poll::Ready(waits.as_mut().poll(context).is_pending());
@@ -475,7 +483,7 @@ async fn a_damaged_lock_keeps_no_session_alive() {
     let engine = Engine::on(&store).start().await.unwrap();
     let lease = Duration::from_millis(50);
     for lock in ["a", "b"] {
-        let session = engine.locks().session().lease(lease).begin().await.unwrap();
+        let session = engine.locks().session().lease(lease).await.unwrap();
         std::mem::forget((engine.mutex(lock).by(&session).acquire().await.unwrap(), session));
     }
     engine.stop();
@@ -497,7 +505,7 @@ async fn a_session_of_a_newer_program_keeps_its_locks_over_a_start() {
     let sessions = store.spaces().await.unwrap().into_iter().find(|space| space.name() == "lock.sessions").unwrap();
     let mut keys = Vec::new();
     for lock in ["newer", "gone"] {
-        let session = engine.locks().session().begin().await.unwrap();
+        let session = engine.locks().session().await.unwrap();
         keys.push(sessions.key(session.id().as_bytes()));
         std::mem::forget((engine.mutex(lock).by(&session).acquire().await.unwrap(), session));
     }

@@ -144,7 +144,7 @@ async fn l3_no_request_is_overtaken() {
 #[tokio::test]
 async fn l4_a_late_release_never_frees_a_newer_grant() {
     let engine = Engine::on(&Store::memory().await.unwrap()).start().await.unwrap();
-    let session = engine.locks().session().begin().await.unwrap();
+    let session = engine.locks().session().await.unwrap();
     let mutex = engine.mutex("m").by(&session);
     let first = mutex.clone().request("one").acquire().await.unwrap();
     let again = mutex.clone().request("one").acquire().await.unwrap();
@@ -163,7 +163,7 @@ async fn l5_the_dead_are_passed_over() {
     let engine = test.engine();
     let held = engine.mutex("m").acquire().await.unwrap();
     let lease = Duration::from_secs(5);
-    let dies = engine.locks().session().lease(lease).renewed_by_hand().begin().await.unwrap();
+    let dies = engine.locks().session().lease(lease).renewed_by_hand().await.unwrap();
     let dead = tokio::spawn({
         let mutex = engine.mutex("m").by(&dies);
         async move { mutex.acquire().await }
@@ -188,7 +188,7 @@ async fn l6_a_lease_is_a_lower_bound_by_a_clock_that_only_goes_forward() {
     let test = TestEngine::build(1).start().await.unwrap();
     let engine = test.engine();
     let lease = Duration::from_secs(10);
-    let session = engine.locks().session().lease(lease).renewed_by_hand().begin().await.unwrap();
+    let session = engine.locks().session().lease(lease).renewed_by_hand().await.unwrap();
     let held = engine.mutex("m").by(&session).acquire().await.unwrap();
     let began = test.env().monotonic();
     let next = test.run(engine.mutex("m").acquire()).await.unwrap();

@@ -182,7 +182,7 @@ impl Cast {
         let client = (0..CLIENTS).find(|client| !self.places.contains(client)).expect("a client is not in the queue");
         let session = match &self.clients[client].session {
             Some(session) => session.clone(),
-            None => self.stage.engine.locks().session().lease(LEASE).renewed_by_hand().begin().await.unwrap(),
+            None => self.stage.engine.locks().session().lease(LEASE).renewed_by_hand().await.unwrap(),
         };
         self.sessions.insert(session.id(), client);
         let semaphore = self.stage.engine.semaphore("s", PERMITS).by(&session);

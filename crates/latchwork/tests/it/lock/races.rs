@@ -298,9 +298,9 @@ async fn waiters_of_another_process_keep_their_positions() {
 async fn a_session_that_has_ended_is_passed_over_by_the_grant() {
     let stage = Stage::new(|builder| builder).await;
     let held = stage.engine.mutex("m").acquire().await.unwrap();
-    let dead = stage.engine.locks().session().lease(HOUR).renewed_by_hand().begin().await.unwrap();
+    let dead = stage.engine.locks().session().lease(HOUR).renewed_by_hand().await.unwrap();
     let waits = acquired(&stage, stage.engine.mutex("m").by(&dead)).await;
-    let alive = stage.engine.locks().session().lease(HOUR).renewed_by_hand().begin().await.unwrap();
+    let alive = stage.engine.locks().session().lease(HOUR).renewed_by_hand().await.unwrap();
     let next = acquired(&stage, stage.engine.mutex("m").by(&alive)).await;
     let waiters = tokens(&stage.state("m").await).1;
     assert_eq!(waiters.len(), 2);

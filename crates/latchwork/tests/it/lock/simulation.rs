@@ -14,7 +14,7 @@ use clients::Play;
 
 fn simulate(seed: u64, faults: Faults) -> (Report, Vec<String>) {
     let play = Play::drawn(seed, faults == Faults::none());
-    let report = play.simulation(seed).faults(faults).limit(Duration::from_secs(3 * 86_400)).run();
+    let report = play.simulation(seed).faults(faults).timeout(Duration::from_secs(3 * 86_400)).run();
     let complaints = play.judge(&report);
     (report, complaints)
 }

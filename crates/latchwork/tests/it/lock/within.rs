@@ -266,9 +266,9 @@ async fn a_fork_acquires_what_the_source_held() {
     let test = TestEngine::new(&holds, 1).await.unwrap();
     let engine = test.engine();
     let token = test.complete(&holds, ()).await.unwrap();
-    let id = engine.list(ExecutionFilter::new()).await.unwrap().executions[0].id.clone();
+    let id = engine.list(ExecutionFilter::new()).await.unwrap().items[0].id.clone();
     let held = engine.mutex("m").acquire().await.unwrap();
-    let fork = engine.fork(id).at_step("work").start().await.unwrap();
+    let fork = engine.fork(id).at_step("work").await.unwrap();
     test.run(test.env().sleep(HOUR)).await;
     let why = engine.why(&fork).await.unwrap();
     assert_eq!((why.state, why.waits[0].what.clone()), (ExecutionState::Waiting, WaitsFor::Lock("m".into())));

@@ -123,7 +123,7 @@ impl Lives {
 async fn counted(engine: &Engine, key: Option<&str>) -> (Vec<String>, Vec<String>) {
     let (mut held, mut waiting) = (Vec::new(), Vec::new());
     let page = engine.list(ExecutionFilter::new().workflow("import")).ascending().limit(1000).await.unwrap();
-    for found in page.executions.into_iter().filter(|found| has_not_ended(&found.state)) {
+    for found in page.items.into_iter().filter(|found| has_not_ended(&found.state)) {
         let why = engine.why(&found.id).await.unwrap();
         let waits = why.waits.iter().find_map(|wait| match &wait.what {
             WaitsFor::Admission(key) => Some(key.clone()),

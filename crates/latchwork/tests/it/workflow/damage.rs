@@ -245,8 +245,8 @@ async fn several_damaged_records_cost_several_executions() {
     }
     assert_eq!(damaged(&engine).await, bad);
     let completed = engine.list(ExecutionFilter::new().is(Status::Completed)).limit(1000).await.unwrap();
-    assert_eq!(completed.executions.len(), 300 - bad.len());
+    assert_eq!(completed.items.len(), 300 - bad.len());
     stage.damage("workflow.executions", b"e300", Harm::Checksum).await;
     let completed = engine.list(ExecutionFilter::new().is(Status::Completed)).limit(1000).await.unwrap();
-    assert_eq!(completed.executions.len(), 299 - bad.len());
+    assert_eq!(completed.items.len(), 299 - bad.len());
 }

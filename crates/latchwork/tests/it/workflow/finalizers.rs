@@ -72,7 +72,7 @@ async fn a_finalizer_runs_after_every_kind_of_end() {
             expected.push((how.to_string(), how.to_string(), outcome));
             assert_eq!(told(engine).await, expected, "{how}");
         }
-        let finalizers = engine.list(ExecutionFilter::new().workflow("ends.finally")).await.unwrap().executions;
+        let finalizers = engine.list(ExecutionFilter::new().workflow("ends.finally")).await.unwrap().items;
         assert_eq!(finalizers.len(), 6);
         assert!(finalizers.iter().all(|it| matches!(it.state, ExecutionState::Completed(_))), "{finalizers:?}");
     }
@@ -85,7 +85,7 @@ async fn a_crash_at_any_commit_neither_loses_nor_repeats_a_finalizer() {
     for how in ["completes", "fails", "continues"] {
         let crashes = Crashes::of(ends, how.into()).outside(move |engine| async move {
             while let Ok(page) = engine.list(ExecutionFilter::new().workflow("ends.finally")).await {
-                assert!(page.executions.len() <= 1, "{how}");
+                assert!(page.items.len() <= 1, "{how}");
                 engine.store().env().sleep(SECOND).await;
             }
         });
@@ -136,7 +136,7 @@ async fn a_finalizer_neither_delays_the_result_nor_changes_it_by_failing() {
     assert!(test.env().now().0 - before.0 < 3_000_000_000, "the result waited for the finalizer");
     test.run(test.env().sleep(4000 * SECOND)).await;
     let page = engine.list(ExecutionFilter::new().workflow("order.finally")).await.unwrap();
-    assert!(matches!(&page.executions[0].state, ExecutionState::Failed(_)), "{page:?}");
+    assert!(matches!(&page.items[0].state, ExecutionState::Failed(_)), "{page:?}");
 }
 
 /// One id is used again and again, at the same virtual time: each end has a finalizer of its own.
@@ -149,7 +149,7 @@ async fn every_restart_of_an_id_has_a_finalizer_of_its_own() {
         // No time passes meanwhile.
         assert_eq!(handle.result().await.unwrap(), 7);
     }
-    let finalizers = test.engine().list(ExecutionFilter::new().workflow("ends.finally")).await.unwrap().executions;
+    let finalizers = test.engine().list(ExecutionFilter::new().workflow("ends.finally")).await.unwrap().items;
     assert_eq!(finalizers.len(), 5);
     test.run(test.env().sleep(20 * SECOND)).await;
     assert_eq!(told(test.engine()).await.len(), 5);
@@ -184,7 +184,7 @@ async fn an_end_that_is_as_large_as_can_be_is_stored_with_its_finalizer() {
         assert_eq!(handle.result().await.unwrap(), output, "{input} and {output}");
         let told = loop {
             let page = engine.list(ExecutionFilter::new().workflow("echo.finally")).await.unwrap();
-            match &page.executions[0].state {
+            match &page.items[0].state {
                 ExecutionState::Completed(_) => break engine.states().global().slot("told").get().await.unwrap(),
                 ExecutionState::Running | ExecutionState::Waiting => tokio::task::yield_now().await,
                 other => panic!("{input} and {output}: {other:?}"),
@@ -341,7 +341,7 @@ async fn no_finalizer_runs_when_an_execution_continues_as_new() {
     let test = TestEngine::new(&continues, 1).await.unwrap();
     assert_eq!(test.complete(&continues, 0).await.unwrap(), 3);
     let page = test.engine().list(ExecutionFilter::new().workflow("ends.finally")).await.unwrap();
-    assert_eq!(page.executions.len(), 1);
+    assert_eq!(page.items.len(), 1);
 }
 
 /// The end of a parent with more children than one commit can cancel.
@@ -367,5 +367,5 @@ async fn an_end_that_takes_several_commits_has_one_finalizer() {
     let failed = test.run(handle.result()).await;
     assert!(matches!(failed, Err(WorkflowError::Failed { .. })), "{failed:?}");
     let page = test.engine().list(ExecutionFilter::new().workflow("ends.finally")).await.unwrap();
-    assert_eq!(page.executions.len(), 1);
+    assert_eq!(page.items.len(), 1);
 }

@@ -76,7 +76,7 @@ async fn a_fork_at_each_step_runs_that_and_the_rest_and_nothing_before() {
             let before = test.bodies().len();
             let fork = test.engine().fork("source").id(format!("fork-{number}-{by_name}"));
             let fork = if by_name { fork.at_step(&operation.name) } else { fork.at(text(operation)) };
-            let id = fork.start().await.unwrap();
+            let id = fork.await.unwrap();
             assert_eq!(test.run(test.engine().handle(&ten, &id).result()).await.unwrap(), output);
             let expected: Vec<String> = (number..10).map(|number| format!("s{number}")).collect();
             assert_eq!(test.bodies()[before..], expected, "at step {number}");
@@ -94,12 +94,12 @@ async fn a_fork_with_another_input_keeps_the_recorded_results() {
     let test = TestEngine::new(&ten, 1).await.unwrap();
     let handle = test.engine().start(&ten, 7).id("source").await.unwrap();
     test.run(handle.result()).await.unwrap();
-    let id = test.engine().fork("source").at_step("s6").input(&9u64).start().await.unwrap();
+    let id = test.engine().fork("source").at_step("s6").input(&9u64).await.unwrap();
     let output = test.run(test.engine().handle(&ten, &id).result()).await.unwrap();
     let expected: Vec<String> = (0..10).map(|n| format!("s{n}:{}", if n < 6 { 7 } else { 9 })).collect();
     assert_eq!(output, expected);
     // Without a place, everything is done anew.
-    let id = test.engine().fork("source").input(&8u64).start().await.unwrap();
+    let id = test.engine().fork("source").input(&8u64).await.unwrap();
     let output = test.run(test.engine().handle(&ten, &id).result()).await.unwrap();
     assert!(output.iter().all(|gave| gave.ends_with(":8")), "{output:?}");
 }
@@ -120,13 +120,13 @@ async fn a_fork_within_a_branch_keeps_the_branches_beside_it() {
     ];
     for (at, expected) in cases {
         let before = test.bodies().len();
-        let id = test.engine().fork("source").at_step(at).start().await.unwrap();
+        let id = test.engine().fork("source").at_step(at).await.unwrap();
         assert_eq!(test.run(test.engine().handle(&wide, &id).result()).await.unwrap(), output, "at {at}");
         assert_eq!(sorted(test.bodies()[before..].to_vec()), expected, "at {at}");
     }
     // At the operation that starts the branches, nothing of the branches is kept.
     let before = test.bodies().len();
-    let id = test.engine().fork("source").at("1").start().await.unwrap();
+    let id = test.engine().fork("source").at("1").await.unwrap();
     assert_eq!(test.run(test.engine().handle(&wide, &id).result()).await.unwrap(), output);
     assert_eq!(test.bodies().len() - before, 9);
 }
@@ -145,7 +145,7 @@ async fn a_fork_of_more_than_a_commit_holds_is_whole() {
     let output = test.run(handle.result()).await.unwrap();
     for (at, count) in [("2499", 2), ("2500", 1), ("999", 1502), ("1000", 1501)] {
         let before = test.bodies().len();
-        let id = test.engine().fork("source").at(at).start().await.unwrap();
+        let id = test.engine().fork("source").at(at).await.unwrap();
         assert_eq!(test.run(test.engine().handle(&long, &id).result()).await.unwrap(), output);
         assert_eq!(test.bodies().len() - before, count, "at {at}");
     }
@@ -194,11 +194,11 @@ async fn a_fork_has_the_slots_as_they_were_at_that_place() {
     assert_eq!(source.operations.len(), 10);
     for operation in &source.operations {
         let at = text(operation);
-        let id = test.engine().fork("source").at(&at).start().await.unwrap();
+        let id = test.engine().fork("source").at(&at).await.unwrap();
         assert_eq!(test.run(test.engine().handle(&counter, &id).result()).await.unwrap(), output, "at {at}");
         assert_eq!(slots_of(&test, &id).await, (Some(11111), None), "at {at}");
         // A fork of the fork.
-        let again = test.engine().fork(&id).at(&at).start().await.unwrap();
+        let again = test.engine().fork(&id).at(&at).await.unwrap();
         assert_eq!(test.run(test.engine().handle(&counter, &again).result()).await.unwrap(), output, "at {at}");
     }
     assert_eq!(slots_of(&test, "source").await, (Some(0), None), "the source stays as it was");
@@ -215,7 +215,7 @@ async fn a_fork_whose_slot_values_are_no_longer_known_is_refused() {
     let output = test.run(handle.result()).await.unwrap();
     while test.engine().store().maintain().await.unwrap() {}
     for at in ["2", "3", "5", "8"] {
-        match test.engine().fork("source").at(at).start().await {
+        match test.engine().fork("source").at(at).await {
             Err(WorkflowError::Fork { at: told, reason, .. }) => {
                 assert_eq!(told, at);
                 assert!(reason.contains("no longer"), "{reason}");
@@ -223,7 +223,7 @@ async fn a_fork_whose_slot_values_are_no_longer_known_is_refused() {
             other => panic!("at {at}: {other:?}"),
         }
     }
-    let id = test.engine().fork("source").start().await.unwrap();
+    let id = test.engine().fork("source").await.unwrap();
     assert_eq!(test.run(test.engine().handle(&counter, &id).result()).await.unwrap(), output);
 }
 
@@ -245,7 +245,7 @@ async fn a_fork_uses_its_own_id_in_names() {
     let handle = test.engine().start(&own, ()).id("source").await.unwrap();
     assert_eq!(test.run(handle.result()).await.unwrap(), 7);
     for at in ["under it", "last"] {
-        let id = test.engine().fork("source").at_step(at).start().await.unwrap();
+        let id = test.engine().fork("source").at_step(at).await.unwrap();
         assert_eq!(test.run(test.engine().handle(&own, &id).result()).await.unwrap(), 7, "at {at}");
     }
 }
@@ -270,20 +270,20 @@ async fn impossible_forks_are_refused() {
     let engine = test.engine();
     let handle = engine.start(&ten, 7).id("source").await.unwrap();
     test.run(handle.result()).await.unwrap();
-    let refused = engine.fork("missing").at("0").start().await;
+    let refused = engine.fork("missing").at("0").await;
     assert!(matches!(refused, Err(WorkflowError::NotFound { .. })), "{refused:?}");
     for at in ["99", "no place", "", "0.0/0"] {
-        let refused = engine.fork("source").at(at).start().await;
+        let refused = engine.fork("source").at(at).await;
         assert!(matches!(refused, Err(WorkflowError::Fork { .. })), "{at:?}: {refused:?}");
     }
-    let refused = engine.fork("source").at_step("s99").start().await;
+    let refused = engine.fork("source").at_step("s99").await;
     assert!(matches!(refused, Err(WorkflowError::Fork { .. })), "{refused:?}");
-    let refused = engine.fork("source").at("0").id("source").start().await;
+    let refused = engine.fork("source").at("0").id("source").await;
     assert!(matches!(refused, Err(WorkflowError::AlreadyStarted { .. })), "{refused:?}");
     let handle = engine.start(&parent, ()).id("parent").await.unwrap();
     assert_eq!(test.run(handle.result()).await.unwrap(), 2);
     for at in ["between", "last"] {
-        let id = engine.fork("parent").at_step(at).start().await.unwrap();
+        let id = engine.fork("parent").at_step(at).await.unwrap();
         assert_eq!(test.run(engine.handle(&parent, &id).result()).await.unwrap(), 2, "at {at}");
     }
 }
@@ -314,16 +314,11 @@ async fn operations_come_page_by_page_as_in_the_history() {
         let depth = |operation: &Operation| operation.branch.matches('/').count();
         expected.sort_by_key(|operation| (depth(operation), operation.branch.clone(), operation.place));
         for limit in [1, 2, 3, 5, 1000] {
-            let (mut all, mut after) = (Vec::new(), None::<String>);
+            let (mut all, mut after) = (Vec::new(), None);
             loop {
-                let page = engine.operations(id).limit(limit);
-                let page = match after.take() {
-                    Some(after) => page.after(after),
-                    None => page,
-                };
-                let page = page.await.unwrap();
-                assert!(page.operations.len() == limit || page.next.is_none());
-                all.extend(page.operations);
+                let page = engine.operations(id).limit(limit).after(after).await.unwrap();
+                assert!(page.items.len() == limit || page.next.is_none());
+                all.extend(page.items);
                 after = page.next;
                 if after.is_none() {
                     break;
@@ -333,7 +328,8 @@ async fn operations_come_page_by_page_as_in_the_history() {
         }
     }
     assert!(matches!(engine.operations("missing").await, Err(WorkflowError::NotFound { .. })));
-    assert!(matches!(engine.operations("ten").after("x").await, Err(WorkflowError::List { .. })));
+    let next = engine.operations("wide").limit(1).await.unwrap().next;
+    assert!(matches!(engine.operations("ten").after(next).await, Err(WorkflowError::Cursor(_))));
 }
 
 /// The source's wait for the token timed out several times before the place of the fork.
@@ -343,7 +339,7 @@ async fn a_token_whose_waits_timed_out_can_be_used_in_a_fork() {
         let completion = ctx.completion::<u64>("paid").await;
         ctx.publish("token", &completion.token()).await?;
         for _ in 0..3 {
-            if let Some(paid) = completion.wait_at_most(Duration::from_secs(10)).await? {
+            if let Some(paid) = completion.wait_within(Duration::from_secs(10)).await? {
                 return Ok(paid);
             }
             ctx.run("remind", async || Ok(())).await?;
@@ -354,7 +350,7 @@ async fn a_token_whose_waits_timed_out_can_be_used_in_a_fork() {
     let engine = test.engine();
     let handle = engine.start(&reminds, ()).id("source").await.unwrap();
     test.run(test.env().sleep(Duration::from_secs(60))).await;
-    let id = engine.fork("source").at_step("remind").start().await.unwrap();
+    let id = engine.fork("source").at_step("remind").await.unwrap();
     let token: String = engine.query("source", "token").await.unwrap().unwrap();
     engine.complete(&token, &1).await.unwrap();
     assert_eq!(test.run(handle.result()).await.unwrap(), 1);
@@ -383,7 +379,7 @@ async fn a_token_of_the_same_name_as_a_used_one_can_be_used_in_a_fork() {
     let token: String = handle.query("token").await.unwrap().unwrap();
     engine.complete(&token, &1).await.unwrap();
     test.run(test.env().sleep(Duration::from_secs(1))).await;
-    engine.fork("a").at("5").id("f").start().await.unwrap();
+    engine.fork("a").at("5").id("f").await.unwrap();
     test.run(test.env().sleep(Duration::from_secs(1))).await;
     let fork = engine.handle(&asks, "f");
     let token: String = fork.query("token").await.unwrap().unwrap();
@@ -410,7 +406,7 @@ async fn a_fork_does_not_wait_for_a_child_of_a_lost_branch() {
     let test = TestEngine::build(1).register(&kid).register(&dad).start().await.unwrap();
     let handle = test.engine().start(&dad, ()).id("d").await.unwrap();
     test.run(handle.result()).await.unwrap();
-    let id = test.engine().fork("d").at_step("after").start().await.unwrap();
+    let id = test.engine().fork("d").at_step("after").await.unwrap();
     assert_eq!(test.run(test.engine().handle(&dad, id).result()).await.unwrap(), 7);
 }
 
@@ -445,7 +441,7 @@ async fn a_fork_behind_the_start_of_a_child_leaves_the_child_to_its_parent() {
     let engine = test.engine();
     let source = engine.start(&parent, true).id("source").await.unwrap();
     test.run(test.env().sleep(Duration::from_secs(5))).await;
-    let id = engine.fork("source").at_step("later").input(&false).start().await.unwrap();
+    let id = engine.fork("source").at_step("later").input(&false).await.unwrap();
     assert_eq!(test.run(engine.handle(&parent, &id).result()).await.unwrap(), 0);
     assert!(engine.why("slow").await.unwrap().cancel.is_none(), "the end of a fork cancels its own children only");
     assert_eq!(test.run(source.result()).await.unwrap(), 2);
@@ -461,14 +457,14 @@ async fn a_fork_waits_for_the_end_of_a_child_of_its_source() {
     let engine = test.engine();
     let source = engine.start(&parent, true).id("source").await.unwrap();
     test.run(test.env().sleep(Duration::from_secs(5))).await;
-    let early = engine.fork("source").at_step("later").start().await.unwrap();
+    let early = engine.fork("source").at_step("later").await.unwrap();
     test.run(test.env().sleep(Duration::from_secs(5))).await;
-    let again = engine.fork(&early).at_step("between").start().await.unwrap();
+    let again = engine.fork(&early).at_step("between").await.unwrap();
     test.run(test.env().sleep(Duration::from_secs(5))).await;
     let why = engine.why(&again).await.unwrap();
     assert_eq!(why.waits[0].what, WaitsFor::Child("slow".into()));
     assert_eq!(test.run(source.result()).await.unwrap(), 2);
-    let late = engine.fork("source").at_step("later").start().await.unwrap();
+    let late = engine.fork("source").at_step("later").await.unwrap();
     for id in [early, again, late] {
         assert_eq!(test.run(engine.handle(&parent, &id).result()).await.unwrap(), 2);
     }
@@ -490,7 +486,7 @@ async fn a_fork_that_waits_for_a_child_that_was_removed_is_parked() {
             let other = engine.start(&slow, 7).id("slow").await.unwrap();
             assert_eq!(test.run(other.result()).await.unwrap(), 14);
         }
-        let id = engine.fork("source").at_step("later").start().await.unwrap();
+        let id = engine.fork("source").at_step("later").await.unwrap();
         test.run(test.env().sleep(Duration::from_secs(5))).await;
         let parked = engine.parked().await.unwrap();
         let reason = parked.into_iter().find(|(parked, _)| *parked == id).map(|(_, reason)| reason);
@@ -519,7 +515,7 @@ async fn a_fork_that_waits_for_a_child_survives_a_restart() {
     let engine = start().await.unwrap();
     engine.start(&parent, true).id("source").await.unwrap();
     pass(5).await;
-    engine.fork("source").at_step("later").id("fork").start().await.unwrap();
+    engine.fork("source").at_step("later").id("fork").await.unwrap();
     pass(5).await;
     engine.stop();
     let engine = start().await.unwrap();

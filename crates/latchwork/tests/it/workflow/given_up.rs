@@ -108,7 +108,7 @@ async fn starts_and_ends_are_completed_though_the_caller_has_given_up() {
         assert_eq!(ended(&stage, "later").await, completed("done"), "{side:?}");
         let forks = move |engine: Engine| -> Call {
             Box::pin(async move {
-                engine.fork("later").at_step("tells").id("forked").start().await.unwrap();
+                engine.fork("later").at_step("tells").id("forked").await.unwrap();
             })
         };
         give_up(&stage, "workflow.executions", side, forks).await;

@@ -66,7 +66,7 @@ async fn executions_end_while_many_are_cancelled() {
             }
         }
         for (state, count) in [(Status::Completed, ends.0), (Status::Cancelled, ends.1)] {
-            assert_eq!(engine.list(ExecutionFilter::new().is(state)).await.unwrap().executions.len(), count);
+            assert_eq!(engine.list(ExecutionFilter::new().is(state)).await.unwrap().items.len(), count);
         }
         // An execution that was asked to cancel may still complete; an execution that had ended is not cancelled.
         assert!(ends.1 as u64 <= report.done && report.passed_over <= ends.0 as u64, "{report:?} {ends:?}");
@@ -201,7 +201,7 @@ async fn an_execution_is_forked_while_it_runs_and_neither_disturbs_the_other() {
         assert_eq!(steps(&before), 2 * station as usize + 2);
         let ran = test.bodies().len();
         let fork = engine.fork("original").at_step(format!("s{}", 2 * station + 1)).id(format!("fork{station}"));
-        let fork = fork.start().await.unwrap();
+        let fork = fork.await.unwrap();
         for _ in 0..1000 {
             tokio::task::yield_now().await;
         }
@@ -251,7 +251,7 @@ async fn an_execution_is_forked_at_any_moment() {
         loop {
             let operations = engine.history(original.id()).await.unwrap().operations;
             let Some(last) = operations.iter().rfind(|operation| operation.kind == Kind::Step) else { continue };
-            ids.push(engine.fork(original.id()).at(last.place.to_string()).start().await.unwrap());
+            ids.push(engine.fork(original.id()).at(last.place.to_string()).await.unwrap());
             if last.place as u64 + 2 >= 2 * until || ids.len() > 40 {
                 break;
             }

@@ -32,7 +32,7 @@ async fn without_an_engine_the_same_is_read_and_nothing_is_run() {
     }
     let listed = engine.list(ExecutionFilter::new()).await.unwrap();
     let (mut described, mut operations) = (Vec::new(), Vec::new());
-    for execution in &listed.executions {
+    for execution in &listed.items {
         described.push(engine.describe(&execution.id).await.unwrap());
         operations.push(engine.operations(&execution.id).await.unwrap());
     }
@@ -43,7 +43,7 @@ async fn without_an_engine_the_same_is_read_and_nothing_is_run() {
     let store = Store::open_read_only(home.path()).await.unwrap();
     let executions = Executions::on(&store).await.unwrap();
     assert_eq!(executions.list(ExecutionFilter::new()).await.unwrap(), listed);
-    for ((execution, described), operations) in listed.executions.iter().zip(&described).zip(&operations) {
+    for ((execution, described), operations) in listed.items.iter().zip(&described).zip(&operations) {
         assert_eq!(&executions.describe(&execution.id).await.unwrap(), described);
         assert_eq!(&executions.operations(&execution.id).await.unwrap(), operations);
     }
@@ -67,7 +67,7 @@ async fn a_store_that_no_engine_was_on_has_no_executions() {
     let before = store.generation().await.unwrap();
     let executions = Executions::on(&store).await.unwrap();
     let page = executions.list(ExecutionFilter::new()).await.unwrap();
-    assert_eq!((page.executions.len(), page.next), (0, None));
+    assert_eq!((page.items.len(), page.next), (0, None));
     assert!(matches!(executions.why("a").await, Err(WorkflowError::NotFound { .. })));
     assert!(matches!(executions.operations("a").await, Err(WorkflowError::NotFound { .. })));
     let wrong = executions.list(ExecutionFilter::new().waits_for(WaitsFor::Store)).await;

@@ -49,7 +49,7 @@ async fn a_guard_that_is_dropped_on_a_plain_thread_is_released() {
     let next = tokio::spawn(async move { mutex.acquire().await });
     on_a_plain_thread(move || drop(held)).await;
     let next = within_an_hour(&test, next).await.unwrap().unwrap();
-    let session = test.engine().locks().session().begin().await.unwrap();
+    let session = test.engine().locks().session().await.unwrap();
     let other = test.engine().mutex("other").by(&session).acquire().await.unwrap();
     // The last handle of the session is dropped with the guard.
     on_a_plain_thread(move || drop((other, session))).await;

@@ -231,7 +231,7 @@ async fn a_fork_of_a_saga_knows_nothing_of_the_failure_after_it() {
     let test = TestEngine::new(&trip, 1).await.unwrap();
     let handle = test.engine().start(&trip, 1).id("source").await.unwrap();
     assert!(test.run(handle.result()).await.unwrap_err().to_string().contains("odd"));
-    let id = test.engine().fork("source").at_step("b").input(&2u64).start().await.unwrap();
+    let id = test.engine().fork("source").at_step("b").input(&2u64).await.unwrap();
     assert_eq!(test.run(test.engine().handle(&trip, id).result()).await.unwrap(), 7);
     assert_eq!(test.bodies(), ["a", "b", "b", "c"]);
 }

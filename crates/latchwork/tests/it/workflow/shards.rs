@@ -125,7 +125,7 @@ async fn executions_in_many_shards_are_listed_in_the_order_of_starts() {
             loop {
                 let list = stage.engine.list(filter.clone()).limit(7).after(after);
                 let page = if descends { list.descending() } else { list.ascending() }.await.unwrap();
-                found.extend(page.executions.into_iter().map(|listed| listed.id.to_string()));
+                found.extend(page.items.into_iter().map(|listed| listed.id.to_string()));
                 after = page.next;
                 if after.is_none() {
                     break;
@@ -138,7 +138,7 @@ async fn executions_in_many_shards_are_listed_in_the_order_of_starts() {
         }
     }
     let none = stage.engine.list(ExecutionFilter::new().is(Status::Running).workflow("naps")).await.unwrap();
-    assert_eq!(none.executions, []);
+    assert_eq!(none.items, []);
 }
 
 /// Stands for a second engine that takes one shard over while the first engine runs, and for a commit without an

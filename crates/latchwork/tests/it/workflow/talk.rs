@@ -15,7 +15,7 @@ use callers::Play;
 
 fn simulate(seed: u64, faults: Faults) -> (Report, Vec<String>) {
     let play = Play::drawn(seed);
-    let report = play.simulation(seed).faults(faults).limit(Duration::from_secs(3 * 86_400)).run();
+    let report = play.simulation(seed).faults(faults).timeout(Duration::from_secs(3 * 86_400)).run();
     let complaints = play.judge(&report);
     (report, complaints)
 }

@@ -156,7 +156,7 @@ async fn a_fork_has_copies_of_the_slots_of_the_tree_as_they_were_at_that_place()
     // The root adds 1, starts the child, waits for its end, and adds 10. The child has added 11 before that last
     // addition.
     for (source, at, result) in [("root", "3", 22), ("root-1", "1", 12), ("root-1", "0", 11)] {
-        let id = test.engine().fork(source).at(at).start().await.unwrap();
+        let id = test.engine().fork(source).at(at).await.unwrap();
         let handle = test.engine().handle(&family, &id);
         assert_eq!(test.run(handle.result()).await.unwrap(), result, "{source} at {at}");
         assert_eq!(sum(&id).get().await.unwrap(), Some(result), "{source} at {at}");

@@ -72,7 +72,7 @@ async fn everything_is_done_by_names_and_json() {
     let handle = start.tag("vip").attribute("shop", "north").signal("address", &json!("Ada")).await.unwrap();
     let listed =
         engine.list(ExecutionFilter::new().workflow("order").tag("vip").attribute("shop", "north")).await.unwrap();
-    assert_eq!(listed.executions.len(), 1);
+    assert_eq!(listed.items.len(), 1);
     assert_eq!(engine.query::<Value>("o", "receipt").await.unwrap(), None, "it has not begun");
     let published = handle.wait_until("receipt", |receipt: &Value| receipt["left"] == 5);
     assert_eq!(test.run(published).await.unwrap(), json!({"left": 5}));
@@ -115,14 +115,14 @@ async fn an_input_that_does_not_fit_starts_nothing_and_removes_nothing() {
     assert_eq!(refused.to_string(), message);
     let missing = engine.handle_by_id("o").result().await;
     assert!(matches!(missing, Err(WorkflowError::NotFound { .. })), "{missing:?}");
-    assert!(engine.list(ExecutionFilter::new()).await.unwrap().executions.is_empty());
+    assert!(engine.list(ExecutionFilter::new()).await.unwrap().items.is_empty());
     // Neither the id nor the key is taken.
     let handle = engine.start_by_name("order", tea(0)).id("o").idempotency_key("k").await.unwrap();
     handle.signal("address", &"Ada").await.unwrap();
     assert_eq!(test.run(handle.result()).await.unwrap(), json!(["tea to Ada"]));
     // A refused start does not remove an execution that has ended; nor is the execution forked.
     assert_eq!(place(engine.start_by_name("order", &bad).id("o").or_restart().await), "order: items[1].price");
-    assert_eq!(place(engine.fork("o").input(&bad).start().await), "order: items[1].price");
+    assert_eq!(place(engine.fork("o").input(&bad).await), "order: items[1].price");
     assert_eq!(handle.result().await.unwrap(), json!(["tea to Ada"]));
     // The code that starts the workflow has other types than the registered code.
     let namesake = workflow("order").run(async |_: Ctx, number: u64| Ok(number));

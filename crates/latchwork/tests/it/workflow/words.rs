@@ -1,10 +1,15 @@
 //! What executions say of themselves when they are printed.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
+use latchwork::Value;
 use latchwork::store::Timestamp;
 use latchwork::testing::TestEngine;
-use latchwork::workflow::{Ctx, ExecutionFilter, Failure, Kind, Queue, Retry, Workflow, workflow};
+use latchwork::workflow::{
+    Attribute, Ctx, Description, ExecutionFilter, Failure, Kind, Queue, Retry, Schedule, ScheduleDescription, Workflow,
+    workflow,
+};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -105,7 +110,7 @@ async fn a_list_is_a_line_for_each_execution() {
     }
     test.run(test.env().sleep(Duration::from_secs(60))).await;
     let page = test.engine().list(ExecutionFilter::new()).await.unwrap();
-    let mut lines: Vec<String> = page.executions.iter().map(ToString::to_string).collect();
+    let mut lines: Vec<String> = page.items.iter().map(ToString::to_string).collect();
     lines.sort();
     assert_eq!(
         lines,
@@ -144,4 +149,77 @@ async fn operations_are_told_with_names_for_their_parts() {
     assert_eq!(of(Kind::Unlock).labelled(), Some(parts));
     let parts = latchwork::json!({"value": 3, "rev": 1, "changed": true});
     assert_eq!(of(Kind::Slot).labelled(), Some(parts));
+}
+
+/// The paths of all numbers that are times or lengths of time, by their keys.
+fn times(value: &Value, path: &str, found: &mut BTreeMap<String, u64>) {
+    let parts: Vec<(String, &Value)> = match value {
+        Value::Object(fields) => fields.iter().map(|(key, value)| (key.clone(), value)).collect(),
+        Value::Array(items) => items.iter().map(|item| ("*".into(), item)).collect(),
+        _ => Vec::new(),
+    };
+    for (key, value) in parts {
+        let path = format!("{path}{}{key}", if path.is_empty() { "" } else { "." });
+        if key.ends_with("_us") {
+            found.extend(value.as_u64().map(|us| (path.clone(), us)));
+        }
+        times(value, &path, found);
+    }
+}
+
+#[tokio::test]
+async fn times_are_microseconds_in_json_and_their_keys_say_so() {
+    const NOON: u64 = 1_780_315_200_000_000;
+    let order = order();
+    let test = at_noon(&order).await;
+    let engine = test.engine();
+    engine.start(&order, "signal".into()).id("o").await.unwrap();
+    test.run(test.env().sleep(Duration::from_secs(1))).await;
+    let schedule = Schedule::every("s", HOUR).jitter(Duration::from_secs(5)).workflow(&order, "complete".into());
+    let schedule = engine.schedules().put(schedule).await.unwrap();
+    let described = engine.describe("o").await.unwrap();
+    assert_eq!((described.started, described.waits[0].until), (Timestamp(NOON), Some(Timestamp(NOON).plus(HOUR))));
+    let listed = engine.list(ExecutionFilter::new()).await.unwrap().items.remove(0);
+    let told = latchwork::json!({
+        "described": described,
+        "listed": listed,
+        "why": engine.why("o").await.unwrap(),
+        "history": engine.history("o").await.unwrap(),
+        "schedule": schedule,
+        "attribute": Attribute::Time(Timestamp(NOON)),
+    });
+    let mut found = BTreeMap::new();
+    times(&told, "", &mut found);
+    let keys: Vec<&str> = found.keys().map(String::as_str).collect();
+    assert_eq!(
+        keys,
+        [
+            "described.changed_us",
+            "described.started_us",
+            "described.waits.*.since_us",
+            "described.waits.*.until_us",
+            "history.changed_us",
+            "history.operations.*.recorded_us",
+            "history.operations.*.since_us",
+            "history.started_us",
+            "listed.started_us",
+            "listed.waits.*.since_us",
+            "listed.waits.*.until_us",
+            "schedule.catch_up_us",
+            "schedule.changed_us",
+            "schedule.created_us",
+            "schedule.fires.every.interval_us",
+            "schedule.jitter_us",
+            "schedule.next_us",
+            "why.changed_us",
+            "why.waits.*.since_us",
+            "why.waits.*.until_us",
+        ]
+    );
+    assert_eq!((found["listed.started_us"], found["listed.waits.*.until_us"]), (NOON, NOON + 3_600_000_000));
+    assert_eq!((found["schedule.fires.every.interval_us"], found["schedule.jitter_us"]), (3_600_000_000, 5_000_000));
+    assert_eq!(told["attribute"], latchwork::json!({"time": NOON}));
+    // And they are read again.
+    assert_eq!(serde_json::from_value::<Description>(told["described"].clone()).unwrap(), described);
+    assert_eq!(serde_json::from_value::<ScheduleDescription>(told["schedule"].clone()).unwrap(), schedule);
 }

@@ -53,14 +53,14 @@ async fn read(view: &EntityView, read: Read) {
     match read {
         Read::Nothing => {}
         Read::Id(id) => drop(view.get(id).await.unwrap()),
-        Read::History(id) => drop(view.history(id, 5).await.unwrap()),
+        Read::History(id) => drop(view.history(id).limit(5).await.unwrap()),
         Read::Range(low, high) => {
-            let page = view.find(&of().filter(field("data.n").between(low, high))).await.unwrap();
-            assert!(!page.plan.scans());
+            let found = view.find_explained(&of().filter(field("data.n").between(low, high))).await.unwrap();
+            assert!(!found.plan.scans());
         }
         Read::Even => {
-            let page = view.find(&of().filter(field("data.even").equals(true))).await.unwrap();
-            assert!(page.plan.scans() && page.items.len() == 5);
+            let found = view.find_explained(&of().filter(field("data.even").equals(true))).await.unwrap();
+            assert!(found.plan.scans() && found.page.items.len() == 5);
         }
         Read::Everything => assert_eq!(view.find(&Query::all()).await.unwrap().items.len(), 11),
         Read::Explained => drop(view.explain(&of()).await.unwrap()),

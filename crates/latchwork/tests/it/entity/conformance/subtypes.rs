@@ -34,7 +34,7 @@ async fn a_subtype_is_stored_shown_and_changed(bench: Bench) {
     entities.remove("b").await.unwrap();
     assert!(found(&entities, &Query::of("document").subtype("invoice")).await.is_empty());
     let view = entities.now().await.unwrap();
-    let history = view.history("a", 10).await.unwrap();
+    let history = view.history("a").limit(10).await.unwrap().items;
     let subtypes: Vec<_> = history.iter().map(|version| version.entity.as_ref().unwrap().subtype.as_deref()).collect();
     assert_eq!(subtypes, [None, Some("invoice"), Some("draft"), Some("draft")]);
     let past = entities.as_of(history[1].committed.generation).await.unwrap();
@@ -55,16 +55,17 @@ async fn entities_are_found_by_type_and_subtype_through_an_index(bench: Bench) {
         added.unwrap();
     }
     let query = Query::of("document").subtype("invoice");
-    let page = entities.find(&query).await.unwrap();
-    assert_eq!((page.items.len(), page.examined, page.plan.to_string()), (1, 1, "index on subtype: 1 equal".into()));
+    let by_type = entities.find_explained(&query).await.unwrap();
+    assert_eq!((by_type.page.items.len(), by_type.examined), (1, 1));
+    assert_eq!(by_type.plan.to_string(), "index on subtype: 1 equal");
     assert_eq!(found(&entities, &Query::all().subtype("invoice")).await, ["a", "c"]);
     let filtered = query.clone().filter(field("data.n").equals("z"));
     assert!(found(&entities, &filtered).await.is_empty());
     // A declared index that binds more fields is used instead, and its results are checked.
     entities.declare(TypeSpec::new("document").index(["data.n", "data.m"])).await.unwrap();
     let exact = query.filter(field("data.n").equals("d")).filter(field("data.m").equals(json!(null)));
-    let page = entities.find(exact).await.unwrap();
-    assert!(page.items.is_empty() && page.plan.to_string().contains("data.n"), "{}", page.plan);
+    let exact = entities.find_explained(exact).await.unwrap();
+    assert!(exact.page.items.is_empty() && exact.plan.to_string().contains("data.n"), "{}", exact.plan);
     assert_sound(&entities).await;
 }
 

@@ -239,7 +239,7 @@ async fn author_and_reason_are_kept_in_history(bench: Bench) {
     entities.transact(Transaction::new().update(Update::new("a")).author("bob")).await.unwrap();
     entities.transact(Transaction::new().remove("a").reason("done")).await.unwrap();
     entities.transact(Transaction::new().add(Add::new("t").id("a")).author("").reason("ü\"\n")).await.unwrap();
-    let history = entities.now().await.unwrap().history("a", 10).await.unwrap();
+    let history = entities.now().await.unwrap().history("a").limit(10).await.unwrap().items;
     let meta: Vec<_> =
         history.iter().map(|version| (version.meta.author.as_deref(), version.meta.reason.as_deref())).collect();
     let expected = [

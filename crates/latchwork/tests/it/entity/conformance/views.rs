@@ -59,8 +59,8 @@ async fn as_of_sees_every_generation_as_it_was(bench: Bench) {
         assert_eq!(view.find(&Query::all()).await.unwrap().items, items, "at {at}");
         for n in 0..3 {
             let expected: Vec<_> = items.iter().filter(|entity| entity.data["n"] == n).cloned().collect();
-            let page = view.find(&Query::of("t").filter(field("data.n").equals(n))).await.unwrap();
-            assert!(!page.plan.scans() && page.items == expected, "at {at}");
+            let found = view.find_explained(&Query::of("t").filter(field("data.n").equals(n))).await.unwrap();
+            assert!(!found.plan.scans() && found.page.items == expected, "at {at}");
         }
         for entity in &items {
             assert_eq!(view.get(&entity.id).await.unwrap().as_ref(), Some(entity));
@@ -131,7 +131,7 @@ async fn a_released_view_returns_a_typed_error_from_every_method(bench: Bench) {
         view.get("a").await.map(drop),
         view.find(&Query::of("t")).await.map(drop),
         view.explain(&Query::of("t")).await.map(drop),
-        view.history("a", 1).await.map(drop),
+        view.history("a").await.map(drop),
         view.since(&older).await.map(drop),
         view.since_generation(Generation(0)).await.map(drop),
         view.persist(bench.path("nothing")).await,
@@ -220,7 +220,7 @@ async fn history_lists_versions_newest_first_with_removals(bench: Bench) {
         entities.update(Update::new("b")).await.unwrap();
         expected.push(entities.get("a").await.unwrap());
     }
-    let history = entities.now().await.unwrap().history("a", 100).await.unwrap();
+    let history = entities.now().await.unwrap().history("a").limit(100).await.unwrap().items;
     assert_eq!(history.len(), 9);
     for (at, (version, expected)) in history.iter().rev().zip(&expected).enumerate() {
         assert_eq!((version.rev, &version.entity), (Rev(at as u64 + 1), expected));
@@ -229,7 +229,7 @@ async fn history_lists_versions_newest_first_with_removals(bench: Bench) {
         }
     }
     assert_eq!(history[5].entity, None, "the removal");
-    assert_eq!(entities.now().await.unwrap().history("unknown", 5).await.unwrap(), []);
+    assert_eq!(entities.now().await.unwrap().history("unknown").limit(5).await.unwrap().items, []);
 }
 
 async fn history_ends_at_the_view_and_at_the_limit(bench: Bench) {
@@ -238,12 +238,21 @@ async fn history_ends_at_the_view_and_at_the_limit(bench: Bench) {
     for n in 2..=10 {
         entities.update(Update::new("a").data(json!(n))).await.unwrap();
     }
-    let at_five = entities.now().await.unwrap().history("a", 100).await.unwrap()[5].committed.generation;
+    let at_five = entities.now().await.unwrap().history("a").limit(100).await.unwrap().items[5].committed.generation;
     let revs = |history: Vec<latchwork::entity::Revision>| history.iter().map(|v| v.rev.0).collect::<Vec<_>>();
     let past = entities.as_of(at_five).await.unwrap();
-    assert_eq!(revs(past.history("a", 100).await.unwrap()), [5, 4, 3, 2, 1]);
-    assert_eq!(revs(past.history("a", 2).await.unwrap()), [5, 4]);
-    assert_eq!(revs(entities.now().await.unwrap().history("a", 3).await.unwrap()), [10, 9, 8]);
+    assert_eq!(revs(past.history("a").limit(100).await.unwrap().items), [5, 4, 3, 2, 1]);
+    let first = past.history("a").limit(2).await.unwrap();
+    assert_eq!(revs(first.items), [5, 4]);
+    let second = past.history("a").limit(2).after(first.next.clone()).await.unwrap();
+    assert_eq!(revs(second.items), [3, 2]);
+    let last = past.history("a").limit(2).after(second.next).await.unwrap();
+    assert_eq!((revs(last.items), last.next), (vec![1], None));
+    let later = entities.now().await.unwrap();
+    assert_eq!(revs(later.history("a").after(first.next.clone()).await.unwrap().items), [3, 2, 1], "on any view");
+    let other = later.history("b").after(first.next).await.unwrap_err();
+    assert!(matches!(other, EntityError::Cursor(_)), "{other}");
+    assert_eq!(revs(entities.now().await.unwrap().history("a").limit(3).await.unwrap().items), [10, 9, 8]);
 }
 
 async fn a_view_keeps_versions_that_the_history_would_forget(bench: Bench) {
@@ -277,12 +286,12 @@ async fn a_past_view_knows_the_declarations_of_its_time(bench: Bench) {
     {
         let again = entities.as_of(view.generation()).await.unwrap();
         for view in [view, &again] {
-            let page = view.find(&query).await.unwrap();
+            let found = view.find_explained(&query).await.unwrap();
             assert_eq!(
-                (page.plan.scans(), ids(&page.items)),
+                (found.plan.scans(), ids(&found.page.items)),
                 (scans, expected.iter().map(|id| id.to_string()).collect())
             );
-            assert_eq!(view.explain(&query).await.unwrap(), page.plan);
+            assert_eq!(view.explain(&query).await.unwrap(), found.plan);
         }
     }
 }

@@ -97,9 +97,9 @@ async fn check(entities: &Entities, what: What, declared: latchwork::entity::Res
         Ok(()) if what == What::City => {}
         Ok(()) => {
             for (email, ids) in owners {
-                let page = entities.find(&query(&email)).await.expect("it can be read");
-                let found: Vec<_> = page.items.iter().map(|entity| entity.id.to_string()).collect();
-                assert!(!page.plan.scans() && found == ids && ids.len() == 1, "{email} of {ids:?} is at {found:?}");
+                let by_email = entities.find_explained(&query(&email)).await.expect("it can be read");
+                let found: Vec<_> = by_email.page.items.iter().map(|entity| entity.id.to_string()).collect();
+                assert!(!by_email.plan.scans() && found == ids && ids.len() == 1, "{email} of {ids:?} is at {found:?}");
             }
         }
         Err(EntityError::UniqueViolation { id, owner, .. }) => {

@@ -178,9 +178,10 @@ impl Recovered {
         self.verify("after one of two has let go").await?;
         told(self.entities.declare(What::UniqueEmail.spec()).await, "declaring what is unique again")?;
         let query = Query::of("person").filter(field("data.email").equals(email));
-        let page = told(self.entities.find(&query).await, "finding the address")?;
-        let found: Vec<_> = page.items.iter().map(|entity| entity.id.as_str()).collect();
-        ensure!(found == ["double"] && !page.plan.scans(), "{email} of double was found at {found:?} ({})", page.plan);
+        let by_email = told(self.entities.find_explained(&query).await, "finding the address")?;
+        let found: Vec<_> = by_email.page.items.iter().map(|entity| entity.id.as_str()).collect();
+        let plan = &by_email.plan;
+        ensure!(found == ["double"] && !plan.scans(), "{email} of double was found at {found:?} ({plan})");
         self.verify("after declaring again with one of two").await?;
         told(self.entities.remove("double").await, "removing the double").map(|_| ())
     }
@@ -200,10 +201,10 @@ impl Recovered {
         }
         for (city, ids) in &cities {
             let query = Query::of("person").filter(field("data.city").equals(city)).limit(10_000);
-            let page = told(self.entities.find(&query).await, "finding by city")?;
-            let mut found: Vec<_> = page.items.iter().map(|entity| entity.id.as_str()).collect();
+            let by_city = told(self.entities.find_explained(&query).await, "finding by city")?;
+            let mut found: Vec<_> = by_city.page.items.iter().map(|entity| entity.id.as_str()).collect();
             found.sort_unstable();
-            ensure!(!page.plan.scans() && found == *ids, "in {city} the index finds {found:?} instead of {ids:?}");
+            ensure!(!by_city.plan.scans() && found == *ids, "in {city} the index finds {found:?} instead of {ids:?}");
         }
         self.still_unique(&people).await
     }

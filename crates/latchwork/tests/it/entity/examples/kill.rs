@@ -151,8 +151,8 @@ impl Said {
             let before = owners.insert(email.clone(), person.id.to_string());
             assert_eq!(before, None, "{email} is there twice");
             let query = Query::of("person").filter(field("metadata.email").equals(&email));
-            let page = entities.find(&query).await.unwrap();
-            assert!(page.items.len() == 1 && !page.plan.scans(), "{email} is found by its index: {page:?}");
+            let found = entities.find_explained(&query).await.unwrap();
+            assert!(found.page.items.len() == 1 && !found.plan.scans(), "{email} is found by its index: {found:?}");
         }
         for (email, id) in &self.emails {
             assert_eq!(owners.get(email), Some(id), "{email} was said to be there");

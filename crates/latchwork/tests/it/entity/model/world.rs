@@ -7,7 +7,8 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-use latchwork::entity::{Cursor, Entities, EntityError, EntityView, TypeSpec};
+use latchwork::Cursor;
+use latchwork::entity::{Entities, EntityError, EntityView, TypeSpec};
 use latchwork::store::backend::MemoryBackend;
 use latchwork::store::disk::sim::SimDisk;
 use latchwork::store::{

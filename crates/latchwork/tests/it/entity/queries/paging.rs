@@ -69,20 +69,20 @@ async fn every_plan_visits_everything_exactly_once(bench: Bench) {
         for order in orders {
             let query = Query::of("t").filter(filter.clone());
             let query = order.iter().fold(query, |query, (path, direction)| query.order_by(path, *direction));
-            let whole = view.find(&query).await.unwrap();
+            let whole = view.find_explained(&query).await.unwrap();
             plans.insert(whole.plan.to_string());
             for limit in [1, 3, 16, 17, 99, 100] {
                 let pages = pages(&view, &query, limit).await;
-                assert!(pages.iter().rev().skip(1).all(|page| page.items.len() == limit), "{query:?}");
-                assert!(pages.iter().all(|page| page.plan == whole.plan), "{query:?}");
-                let seen: Vec<_> = pages.into_iter().flat_map(|page| page.items).collect();
-                assert_eq!(ids(&seen), ids(&whole.items), "{query:?} by {limit}, {}", whole.plan);
+                assert!(pages.iter().rev().skip(1).all(|found| found.page.items.len() == limit), "{query:?}");
+                assert!(pages.iter().all(|found| found.plan == whole.plan), "{query:?}");
+                let seen: Vec<_> = pages.into_iter().flat_map(|found| found.page).collect();
+                assert_eq!(ids(&seen), ids(&whole.page.items), "{query:?} by {limit}, {}", whole.plan);
             }
         }
     }
     assert!(plans.len() >= 12, "{plans:#?}");
     let everything = pages(&view, &Query::all(), 7).await;
-    assert_eq!(everything.iter().map(|page| page.items.len()).sum::<usize>(), 102);
+    assert_eq!(everything.iter().map(|found| found.page.items.len()).sum::<usize>(), 102);
 }
 
 async fn pages_of_a_pinned_view_do_not_move(bench: Bench) {

@@ -53,7 +53,10 @@ async fn a_plan_names_the_index_it_uses(bench: Bench) {
     for (query, expected) in cases {
         let plan = entities.explain(&query).await.unwrap();
         assert_eq!(plan.to_string(), expected, "{query:?}");
-        assert_eq!((plan.scans(), &plan), (expected.starts_with("scan"), &entities.find(&query).await.unwrap().plan));
+        assert_eq!(
+            (plan.scans(), &plan),
+            (expected.starts_with("scan"), &entities.find_explained(&query).await.unwrap().plan)
+        );
     }
     let plan = entities.explain(&of(a().equals(1).and(b().less(2)))).await.unwrap();
     let expected = Access::Index { fields: vec!["data.a".into(), "data.b".into()], equal: 1, bounded: true };
@@ -64,12 +67,12 @@ async fn without_an_index_the_plan_says_that_everything_is_scanned(bench: Bench)
     let entities = bench.entities().await;
     entities.add_many((0..50).map(|n| Add::new("t").id(format!("{n:02}")).data(json!({"n": n})))).await.unwrap();
     entities.add_many((0..10).map(|n| Add::new("other").id(format!("x{n}")).data(json!({"n": n})))).await.unwrap();
-    let page = entities.find(&Query::of("t").filter(field("data.n").equals(7))).await.unwrap();
-    assert_eq!((super::ids(&page.items), page.examined), (vec!["07".to_string()], 50));
-    assert!(page.plan.scans() && page.plan.access == Access::ScanType);
-    let page = entities.find(&Query::all().filter(field("data.n").equals(7))).await.unwrap();
-    assert_eq!((super::ids(&page.items), page.examined), (vec!["07".to_string(), "x7".into()], 60));
-    assert!(page.plan.scans() && page.plan.access == Access::ScanAll);
+    let found = entities.find_explained(&Query::of("t").filter(field("data.n").equals(7))).await.unwrap();
+    assert_eq!((super::ids(&found.page.items), found.examined), (vec!["07".to_string()], 50));
+    assert!(found.plan.scans() && found.plan.access == Access::ScanType);
+    let found = entities.find_explained(&Query::all().filter(field("data.n").equals(7))).await.unwrap();
+    assert_eq!((super::ids(&found.page.items), found.examined), (vec!["07".to_string(), "x7".into()], 60));
+    assert!(found.plan.scans() && found.plan.access == Access::ScanAll);
 }
 
 async fn an_index_scans_few_entities(bench: Bench) {
@@ -90,9 +93,9 @@ async fn an_index_scans_few_entities(bench: Bench) {
         (Query::of("t").order_by("data.u", Descending).limit(10), 10, 11),
         (Query::of("t").limit(10), 10, 11),
     ];
-    for (query, found, examined) in cases {
-        let page = entities.find(&query).await.unwrap();
-        assert_eq!((page.items.len(), page.examined), (found, examined), "{query:?}");
+    for (query, count, examined) in cases {
+        let found = entities.find_explained(&query).await.unwrap();
+        assert_eq!((found.page.items.len(), found.examined), (count, examined), "{query:?}");
     }
 }
 

@@ -79,14 +79,14 @@ async fn check(entities: &Entities, view: &EntityView, documents: &[Document], r
         let expected: Vec<String> = expected.iter().map(|id| format!("{name}/{id}")).collect();
         let in_code = ordered(Query::of(name).filter(condition.filter()), &order);
         let in_json = ordered(Query::of(name).filter(condition.json()), &order);
-        let page = view.find(&in_code).await.unwrap();
-        let shown = format!("{name}, {}, by {order:?}: {}", condition.json(), page.plan);
-        assert_eq!(ids(&page.items), expected, "{shown}");
-        assert_eq!(page.plan, view.explain(&in_code).await.unwrap(), "{shown}");
-        assert!(page.plan.scans() || name == "declared", "{shown}");
-        indexed += usize::from(!page.plan.scans());
+        let found = view.find_explained(&in_code).await.unwrap();
+        let shown = format!("{name}, {}, by {order:?}: {}", condition.json(), found.plan);
+        assert_eq!(ids(&found.page.items), expected, "{shown}");
+        assert_eq!(found.plan, view.explain(&in_code).await.unwrap(), "{shown}");
+        assert!(found.plan.scans() || name == "declared", "{shown}");
+        indexed += usize::from(!found.plan.scans());
         assert_eq!(ids(&again.find(&in_json).await.unwrap().items), expected, "as JSON: {shown}");
-        let paged: Vec<_> = pages(&again, &in_code, limit).await.into_iter().flat_map(|page| page.items).collect();
+        let paged: Vec<_> = pages(&again, &in_code, limit).await.into_iter().flat_map(|found| found.page).collect();
         assert_eq!(ids(&paged), expected, "in pages of {limit}: {shown}");
     }
     indexed

@@ -238,8 +238,8 @@ impl Client {
         let session = self.caller.engine().locks().session().label(&self.name);
         Ok(match by {
             By::Process => None,
-            By::Own(lease) => Some(session.lease(ms(lease)).begin().await?),
-            By::Hand(lease) => Some(session.lease(ms(lease)).renewed_by_hand().begin().await?),
+            By::Own(lease) => Some(session.lease(ms(lease)).await?),
+            By::Hand(lease) => Some(session.lease(ms(lease)).renewed_by_hand().await?),
         })
     }
 
@@ -392,8 +392,8 @@ impl Client {
     async fn forces(&self, after: u64, pick: usize) -> Locked<()> {
         self.sleep(after).await;
         let locks = self.caller.engine().locks();
-        let page = locks.list(None, 10).await?;
-        let Some(lock) = page.locks.get(pick % page.locks.len().max(1)) else { return Ok(()) };
+        let page = locks.list().limit(10).await?;
+        let Some(lock) = page.items.get(pick % page.items.len().max(1)) else { return Ok(()) };
         let state = locks.inspect(&lock.name).await?;
         let all: Vec<u64> = state.holders.iter().chain(&state.waiters).map(|request| request.token).collect();
         let Some(token) = all.get(pick % all.len().max(1)) else { return Ok(()) };

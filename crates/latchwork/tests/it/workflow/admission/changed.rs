@@ -37,7 +37,7 @@ async fn start(engine: &Engine, import: &Workflow<String, String>, id: &str) -> 
 async fn begun(engine: &Engine) -> Vec<String> {
     let page = engine.list(ExecutionFilter::new().workflow("import")).ascending().limit(100).await.unwrap();
     let mut begun = Vec::new();
-    for found in page.executions {
+    for found in page.items {
         let has_begun = engine.why(&found.id).await.unwrap().queue.is_none();
         if has_begun && matches!(found.state, ExecutionState::Running | ExecutionState::Waiting) {
             begun.push(found.id.to_string());

@@ -152,7 +152,7 @@ async fn a_child_is_a_batch_of_its_own() {
     });
     let test = TestEngine::build(1).register(&double).register(&parent).start().await.unwrap();
     assert_eq!(test.complete(&parent, 7).await.unwrap(), 7001);
-    let fork = test.engine().fork("child").start().await.unwrap();
+    let fork = test.engine().fork("child").await.unwrap();
     let forked = test.run(test.engine().handle(&double, &fork).of_item(0).result()).await.unwrap();
     assert_eq!(forked, 7001);
 }

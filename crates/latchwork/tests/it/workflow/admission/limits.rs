@@ -184,8 +184,8 @@ async fn children_and_forks_need_permits_too() {
     assert_eq!((&*code, &*third), ("latchwork.limit_reached", "third"));
     assert!(message.contains("the limit is reached"), "{message}");
     assert_eq!(used(test.engine(), None).await, (0, 0));
-    let fork = test.engine().fork("first").id("f1").start().await.unwrap();
-    let rejected = test.engine().fork("first").start().await;
+    let fork = test.engine().fork("first").id("f1").await.unwrap();
+    let rejected = test.engine().fork("first").await;
     assert!(matches!(rejected, Err(WorkflowError::LimitReached { .. })), "{rejected:?}");
     assert_eq!(used(test.engine(), None).await, (1, 0));
     test.engine().terminate(&fork, "enough").await.unwrap();
@@ -266,7 +266,7 @@ async fn a_large_fork_that_is_rejected_leaves_nothing() {
     let stage = Stage::new(|builder| builder.register(&import)).await;
     let engine = stage.engine.clone();
     engine.start(&import, "ends".into()).id("source").await.unwrap().result().await.unwrap();
-    let fork = |id: &str| engine.fork("source").at_step("last").id(id).start();
+    let fork = |id: &str| engine.fork("source").at_step("last").id(id);
     // The other start comes before the fork, or while a part of the fork is stored.
     let other = engine.start(&import, "waits".into()).id("before").await.unwrap();
     let rejected = fork("rejected").await;
@@ -275,7 +275,7 @@ async fn a_large_fork_that_is_rejected_leaves_nothing() {
     other.terminate("enough").await.unwrap();
     stage.turns().await;
     stage.hold_to("workflow.journal", Side::Before).await;
-    let forks = stage.begins(fork("discarded")).await;
+    let forks = stage.begins(fork("discarded").into_future()).await;
     assert!(matches!(engine.describe("discarded").await.unwrap().state, ExecutionState::Parked(_)));
     let other = engine.start(&import, "waits".into()).id("meanwhile").await.unwrap();
     stage.open();

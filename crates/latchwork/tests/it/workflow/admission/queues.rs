@@ -55,9 +55,9 @@ async fn a_queued_start_is_an_execution_that_waits() {
     settle().await;
     assert_eq!(used(engine, None).await, (1, 3));
     let listed = engine.list(ExecutionFilter::new().is(Status::Waiting).tag("t")).await.unwrap();
-    assert_eq!(listed.executions.len(), 3);
+    assert_eq!(listed.items.len(), 3);
     let waiting = engine.list(ExecutionFilter::new().waits_for(WaitsFor::Admission("import".into()))).await.unwrap();
-    assert_eq!(waiting.executions.len(), 3);
+    assert_eq!(waiting.items.len(), 3);
     let why = engine.why("d").await.unwrap();
     assert_eq!(why.state, ExecutionState::Waiting);
     assert_eq!(why.waits[0].what, WaitsFor::Admission("import".into()));

@@ -169,7 +169,7 @@ impl Play {
         let scene = match chance % 10 {
             0 => ("cancelled", engine.cancel(id, "not needed").await),
             1 => ("terminated", engine.terminate(id, "enough").await),
-            2 => ("forked", engine.fork(id).id(format!("{id}-fork")).start().await.map(drop)),
+            2 => ("forked", engine.fork(id).id(format!("{id}-fork")).await.map(drop)),
             _ => return Ok(()),
         };
         match scene {
@@ -213,7 +213,7 @@ impl Play {
             }
         }
         let mut used = BTreeSet::new();
-        for listed in engine.list(ExecutionFilter::new().workflow("batched")).limit(1000).await?.executions {
+        for listed in engine.list(ExecutionFilter::new().workflow("batched")).limit(1000).await?.items {
             let inputs = engine.history(&listed.id).await?.input;
             for n in inputs.as_array().into_iter().flatten().filter_map(|n| n.as_u64()) {
                 if !used.insert(n) {
@@ -234,7 +234,7 @@ impl Play {
 
 fn simulate(seed: u64, faults: Faults) -> (Report, Vec<String>) {
     let play = Play::new();
-    let report = play.simulation(seed).faults(faults).limit(Duration::from_secs(3 * 86_400)).run();
+    let report = play.simulation(seed).faults(faults).timeout(Duration::from_secs(3 * 86_400)).run();
     let mut complaints = play.seen.lock().complaints.clone();
     complaints.extend(report.stuck.clone());
     complaints.extend(report.errors.iter().map(ToString::to_string));
@@ -254,7 +254,7 @@ fn every_scene_of_limits_is_played() {
     let mut played = BTreeMap::<&str, u32>::new();
     for seed in 1..=40 {
         let play = Play::new();
-        play.simulation(seed).limit(Duration::from_secs(3 * 86_400)).run();
+        play.simulation(seed).timeout(Duration::from_secs(3 * 86_400)).run();
         let scenes = std::mem::take(&mut play.seen.lock().scenes);
         scenes.into_iter().for_each(|(scene, times)| *played.entry(scene).or_default() += times);
     }

@@ -27,7 +27,7 @@ async fn look(engine: &Engine, overlap: Overlap) -> Option<String> {
     let mut looks = 0;
     loop {
         let described = schedules.get("s").await.ok()??;
-        if described.next_us.is_none() && described.running.is_empty() && described.waiting == 0 {
+        if described.next.is_none() && described.running.is_empty() && described.waiting == 0 {
             break;
         }
         looks += 1;
@@ -37,9 +37,9 @@ async fn look(engine: &Engine, overlap: Overlap) -> Option<String> {
         env.sleep(SECOND).await;
     }
     let mut found = Vec::new();
-    for execution in engine.list(ExecutionFilter::new().workflow("report")).ascending().await.ok()?.executions {
+    for execution in engine.list(ExecutionFilter::new().workflow("report")).ascending().await.ok()?.items {
         let described = engine.describe(&execution.id).await.ok()?;
-        found.push((described.started_us, described.changed_us, execution.id));
+        found.push((described.started, described.changed, execution.id));
     }
     found.sort();
     let ids: BTreeSet<_> = found.iter().map(|(.., id)| id.clone()).collect();

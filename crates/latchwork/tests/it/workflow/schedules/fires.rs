@@ -20,7 +20,7 @@ async fn an_occurrence_starts_an_execution_that_is_named_after_it() {
     let handle = kit.test.engine().handle(&kit.report, "s@2026-01-01T20:00:00Z");
     assert_eq!(handle.result().await.unwrap(), 7);
     let described = kit.description().await;
-    assert_eq!((described.counts.started, described.next()), (2, Some(at(2 * 86_400 + 72_000))));
+    assert_eq!((described.counts.started, described.next), (2, Some(at(2 * 86_400 + 72_000))));
 }
 
 #[tokio::test]
@@ -41,8 +41,8 @@ async fn queue_one_lets_one_occurrence_wait_for_the_end() {
     assert_eq!(kit.runs().await, expected);
     let described = kit.description().await;
     assert_eq!((described.waiting, described.running.len()), (0, 1));
-    let runs = kit.test.engine().schedules().runs("s", 1).await.unwrap();
-    let late = runs[0].at_us - at(210).0;
+    let runs = kit.test.engine().schedules().runs("s").limit(1).await.unwrap().items;
+    let late = runs[0].at.0 - at(210).0;
     assert!(late < 1_000_000, "it was started when the other had ended: {late} us after that");
 }
 
@@ -60,7 +60,7 @@ async fn queue_all_runs_every_occurrence_one_after_the_other() {
     for (id, state) in kit.executions().await {
         assert!(matches!(state, ExecutionState::Completed(_)), "{id}: {state:?}");
         let described = kit.test.engine().describe(&id).await.unwrap();
-        ends.push((described.started_us, described.changed_us));
+        ends.push((described.started, described.changed));
     }
     ends.sort_unstable();
     assert!(ends.windows(2).all(|two| two[0].1 <= two[1].0), "no two of them overlap: {ends:?}");
@@ -123,10 +123,10 @@ async fn occurrences_without_an_engine_are_caught_up_within_the_window_and_misse
     for _ in 0..2000 {
         tokio::task::yield_now().await;
     }
-    let runs = engine.schedules().runs("s", 100).await.unwrap();
-    let told: Vec<_> = runs.iter().rev().map(|run| ((run.time_us - at(0).0) / 1_000_000, word(run))).collect();
+    let runs = engine.schedules().runs("s").limit(100).await.unwrap().items;
+    let told: Vec<_> = runs.iter().rev().map(|run| (run.time.since(at(0)).as_secs(), word(run))).collect();
     assert_eq!(told, [(600, "missed"), (2400, "started"), (3000, "started"), (3600, "started")]);
-    let missed = RunOutcome::Missed { count: 3, before_us: at(2100).0 };
+    let missed = RunOutcome::Missed { count: 3, before: at(2100) };
     assert_eq!((&runs[3].outcome, engine.schedules().get("s").await.unwrap().unwrap().counts.missed), (&missed, 3));
 }
 
@@ -136,10 +136,10 @@ async fn jitter_puts_occurrences_off_and_keeps_their_names() {
     let kit = Kit::new().await;
     kit.put(kit.minutely(0).jitter(30 * SECOND).overlap(Overlap::Allow)).await;
     kit.until(60 * 20).await;
-    let runs = kit.test.engine().schedules().runs("s", 100).await.unwrap();
-    let late: Vec<u64> = runs.iter().map(|run| (run.at_us - run.time_us) / 1_000_000).collect();
+    let runs = kit.test.engine().schedules().runs("s").limit(100).await.unwrap().items;
+    let late: Vec<u64> = runs.iter().map(|run| run.at.since(run.time).as_secs()).collect();
     assert!(late.iter().all(|late| *late <= 30) && late.iter().any(|late| *late > 5), "{late:?}");
-    assert!(runs.iter().all(|run| run.time_us % 60_000_000 == 0));
+    assert!(runs.iter().all(|run| run.time.0 % 60_000_000 == 0));
 }
 
 /// The keeper sleeps by a clock that is never set. It notices within a second that the time of day was set forward, by
@@ -154,9 +154,9 @@ async fn when_the_clock_is_set_forward_an_occurrence_is_at_most_a_second_late() 
         kit.test.set_time(at(jump));
         kit.test.run(kit.test.env().sleep(SECOND)).await;
         kit.settle().await;
-        let runs = kit.test.engine().schedules().runs("s", 10).await.unwrap();
+        let runs = kit.test.engine().schedules().runs("s").limit(10).await.unwrap().items;
         assert_eq!(runs.len(), 1, "{jump}");
-        assert!(runs[0].at_us - at(jump).0 <= 1_000_000, "{runs:?}");
+        assert!(runs[0].at.0 - at(jump).0 <= 1_000_000, "{runs:?}");
     }
 }
 
@@ -176,7 +176,7 @@ async fn when_the_clock_is_set_back_no_occurrence_comes_twice() {
     kit.put(Schedule::every("s", 30 * SECOND).workflow(&kit.report, 0)).await;
     kit.test.engine().schedules().pause("s", "?").await.unwrap();
     kit.test.engine().schedules().resume("s").await.unwrap();
-    assert_eq!(kit.description().await.next(), Some(at(210)));
+    assert_eq!(kit.description().await.next, Some(at(210)));
 }
 
 /// Without schedules the engine does not look at the clock; with one, it does not ask the store.
@@ -217,7 +217,7 @@ async fn an_occurrence_whose_workflow_is_not_registered_waits_for_a_program_that
     turns().await;
     let described = engine.schedules().get("s").await.unwrap().unwrap();
     assert!(described.stalled.unwrap().contains("not registered"));
-    assert_eq!((described.next_us, described.counts.started), (Some(at(60).0), 0));
+    assert_eq!((described.next, described.counts.started), (Some(at(60)), 0));
     engine.stop();
     let engine = Engine::on(&store).register(&report).start().await.unwrap();
     turns().await;
@@ -245,8 +245,8 @@ async fn a_refused_start_is_reported_as_rejected_and_the_schedule_continues() {
     for _ in 0..2000 {
         tokio::task::yield_now().await;
     }
-    let runs = engine.schedules().runs("s", 100).await.unwrap();
-    let told: Vec<_> = runs.iter().map(|run| ((run.time_us - at(0).0) / 1_000_000, word(run))).collect();
+    let runs = engine.schedules().runs("s").limit(100).await.unwrap().items;
+    let told: Vec<_> = runs.iter().map(|run| (run.time.since(at(0)).as_secs(), word(run))).collect();
     assert_eq!(told, [(120, "rejected"), (60, "rejected")]);
     assert!(matches!(engine.describe(&runs[0].id).await, Err(WorkflowError::NotFound { .. })));
 }
@@ -275,6 +275,6 @@ async fn a_thousand_schedules_are_due_at_once() {
     let ids: Vec<String> = kit.executions().await.iter().map(|(id, _)| id.to_string()).collect();
     assert_eq!(ids.len(), 1000);
     assert!(ids.iter().all(|id| id.ends_with("@2026-01-01T01:00:00Z")));
-    let late = kit.test.engine().schedules().runs("s7", 1).await.unwrap();
-    assert!(late[0].at() < Timestamp(at(3600).0 + 1_000_000), "{late:?}");
+    let late = kit.test.engine().schedules().runs("s7").limit(1).await.unwrap().items;
+    assert!(late[0].at < Timestamp(at(3600).0 + 1_000_000), "{late:?}");
 }

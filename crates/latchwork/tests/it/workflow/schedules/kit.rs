@@ -64,14 +64,14 @@ impl Kit {
 
     /// The outcomes of occurrences, the oldest first: the second of each after the beginning, and a word.
     pub(super) async fn runs(&self) -> Vec<(u64, &'static str)> {
-        let runs = self.test.engine().schedules().runs("s", 1000).await.unwrap();
-        runs.iter().rev().map(|run| (run.time_us / 1_000_000 - BEGIN, word(run))).collect()
+        let runs = self.test.engine().schedules().runs("s").limit(1000).await.unwrap().items;
+        runs.iter().rev().map(|run| (run.time.0 / 1_000_000 - BEGIN, word(run))).collect()
     }
 
     /// All executions, each with its state.
     pub(super) async fn executions(&self) -> Vec<(ExecutionId, ExecutionState)> {
         let page = self.test.engine().list(ExecutionFilter::new()).ascending().limit(1000).await.unwrap();
-        page.executions.into_iter().map(|found| (found.id, found.state)).collect()
+        page.items.into_iter().map(|found| (found.id, found.state)).collect()
     }
 
     pub(super) async fn description(&self) -> latchwork::workflow::ScheduleDescription {

@@ -22,11 +22,11 @@ async fn a_paused_schedule_starts_nothing_and_continues_when_it_is_resumed() {
     kit.until(60).await;
     schedules.pause("s", "the books are closed").await.unwrap();
     let described = kit.description().await;
-    assert_eq!((described.paused.as_deref(), described.next_us), (Some("the books are closed"), None));
+    assert_eq!((described.paused.as_deref(), described.next), (Some("the books are closed"), None));
     assert!(schedules.next("s", 3).await.unwrap().is_empty());
     kit.until(200).await;
     schedules.pause("s", "and stay so").await.unwrap();
-    assert_eq!(kit.description().await.paused_us, described.paused_us, "since the first time");
+    assert_eq!(kit.description().await.paused_since, described.paused_since, "since the first time");
     kit.put(kit.minutely(0)).await;
     assert_eq!(kit.description().await.paused.as_deref(), Some("and stay so"), "a change does not resume it");
     schedules.resume("s").await.unwrap();
@@ -60,7 +60,7 @@ async fn a_trigger_fires_now_and_obeys_the_overlap_policy() {
     assert_eq!([&*first, &*second], ["s@2026-01-01T00:00:00Z~1", "s@2026-01-01T00:00:00Z~2"]);
     kit.settle().await;
     assert_eq!(kit.runs().await, [(0, "started"), (0, "skipped")]);
-    assert_eq!(schedules.runs("s", 1).await.unwrap()[0].cause, RunCause::Trigger);
+    assert_eq!(schedules.runs("s").limit(1).await.unwrap().items[0].cause, RunCause::Trigger);
     assert_eq!(kit.executions().await.len(), 1);
     // The other policies.
     kit.put(kit.minutely(30).overlap(Overlap::QueueOne)).await;
@@ -164,8 +164,8 @@ async fn a_backfill_of_thousands_of_occurrences_is_worked_off() {
         }
     }
     let described = kit.description().await;
-    assert_eq!((described.counts.started, described.backfills, described.next_us), (3000, 0, None));
-    assert_eq!(schedules.runs("s", usize::MAX).await.unwrap().len(), 100, "the last hundred are kept");
+    assert_eq!((described.counts.started, described.backfills, described.next), (3000, 0, None));
+    assert_eq!(schedules.runs("s").limit(usize::MAX).await.unwrap().items.len(), 100, "the last hundred are kept");
 }
 
 #[tokio::test]
@@ -175,14 +175,14 @@ async fn a_schedule_that_is_put_again_is_changed() {
     kit.put(kit.minutely(0)).await;
     kit.until(60).await;
     let same = schedules.put(kit.minutely(3)).await.unwrap();
-    assert_eq!((same.next(), same.counts.started, same.input), (Some(at(120)), 1, 3.into()));
+    assert_eq!((same.next, same.counts.started, same.input), (Some(at(120)), 1, 3.into()));
     let other = Schedule::cron("s", "@hourly").workflow(&kit.report, 4).start(at(7000)).end(at(10_800));
     let other = schedules.put(other).await.unwrap();
-    assert_eq!((other.next(), other.created_us), (Some(at(7200)), same.created_us));
+    assert_eq!((other.next, other.created), (Some(at(7200)), same.created));
     assert_eq!(schedules.next("s", 10).await.unwrap(), [at(7200), at(10_800)]);
     kit.until(20_000).await;
     assert_eq!(kit.runs().await, [(60, "started"), (7200, "started"), (10_800, "started")]);
-    assert_eq!(kit.description().await.next_us, None, "it has come to its end");
+    assert_eq!(kit.description().await.next, None, "it has come to its end");
 }
 
 #[tokio::test]
@@ -193,7 +193,7 @@ async fn a_deleted_schedule_starts_nothing_more_and_leaves_its_executions() {
     kit.until(120).await;
     schedules.delete("s").await.unwrap();
     assert!(schedules.get("s").await.unwrap().is_none() && is_missing(schedules.delete("s").await));
-    assert!(is_missing(schedules.runs("s", 1).await) && is_missing(schedules.next("s", 1).await));
+    assert!(is_missing(schedules.runs("s").await) && is_missing(schedules.next("s", 1).await));
     assert!(is_missing(schedules.pause("s", "?").await) && is_missing(schedules.resume("s").await));
     assert!(is_missing(schedules.backfill("s", at(0), at(1)).await));
     kit.until(400).await;
@@ -214,13 +214,17 @@ async fn schedules_are_listed_by_their_names_with_and_without_an_engine() {
     }
     let names =
         |page: Vec<ScheduleDescription>| page.into_iter().map(|schedule| schedule.name).collect::<Vec<String>>();
-    assert_eq!(names(schedules.list(None, 2).await.unwrap()), ["a", "b"]);
+    let first = schedules.list().limit(2).await.unwrap();
+    assert_eq!(names(first.items), ["a", "b"]);
     let stored = StoredSchedules::on(kit.test.engine().store()).await.unwrap();
-    assert_eq!(names(stored.list(Some("b"), 10).await.unwrap()), ["c"]);
+    let rest = stored.list().after(first.next).await.unwrap();
+    assert_eq!((names(rest.items), rest.next), (vec!["c".to_string()], None));
+    schedules.pause("b", "the books are closed").await.unwrap();
+    assert_eq!(names(stored.list().paused().limit(1).await.unwrap().items), ["b"]);
     assert_eq!(stored.get("a").await.unwrap(), schedules.get("a").await.unwrap());
     let none = StoredSchedules::on(&Store::memory().await.unwrap()).await.unwrap();
-    assert!(none.list(None, 10).await.unwrap().is_empty() && none.get("a").await.unwrap().is_none());
-    assert!(is_missing(none.runs("a", 1).await));
+    assert!(none.list().await.unwrap().items.is_empty() && none.get("a").await.unwrap().is_none());
+    assert!(is_missing(none.runs("a").await));
 }
 
 /// The command line works in this way: an idle engine records the request.
@@ -246,9 +250,9 @@ async fn an_idle_engine_leaves_the_firing_to_the_next() {
     assert_eq!(engine.handle(&report, &triggered).result().await.unwrap(), 3);
     clock.advance(57 * SECOND);
     turns().await;
-    let runs = engine.schedules().runs("s", 10).await.unwrap();
+    let runs = engine.schedules().runs("s").limit(10).await.unwrap().items;
     assert_eq!(runs.iter().map(word).collect::<Vec<_>>(), ["started", "started"]);
-    assert_eq!(runs[0].time(), at(60));
+    assert_eq!(runs[0].time, at(60));
 }
 
 #[tokio::test]

@@ -58,8 +58,8 @@ impl Play {
         }
         loop {
             let mut left = 0;
-            for found in schedules.list(None, 10).await? {
-                left += found.running.len() + usize::from(found.next_us.is_some()) + found.waiting as usize;
+            for found in schedules.list().limit(10).await?.items {
+                left += found.running.len() + usize::from(found.next.is_some()) + found.waiting as usize;
                 left += usize::from(found.paused.is_some());
                 if found.name == "line" && found.running.len() > 1 {
                     self.complaints.lock().push(format!("{:?} run at once", found.running));
@@ -83,7 +83,7 @@ impl Play {
             }
             let pause = async || {
                 let found = schedules.get("held").await?;
-                Ok::<_, WorkflowError>(found.map(|found| (found.paused_us, found.counts.started)))
+                Ok::<_, WorkflowError>(found.map(|found| (found.paused_since, found.counts.started)))
             };
             let before = pause().await?;
             env.sleep(Duration::from_secs(env.random() % 120)).await;
@@ -112,7 +112,7 @@ impl Play {
     /// The triggered occurrences that have no execution.
     async fn not_started(&self, engine: &Engine) -> Result<Vec<String>, WorkflowError> {
         let page = engine.list(ExecutionFilter::new()).ascending().limit(1000).await?;
-        let ids: BTreeSet<String> = page.executions.iter().map(|found| found.id.to_string()).collect();
+        let ids: BTreeSet<String> = page.items.iter().map(|found| found.id.to_string()).collect();
         Ok(self.triggered.lock().iter().filter(|id| !ids.contains(*id)).cloned().collect())
     }
 
@@ -128,13 +128,13 @@ impl Play {
     async fn judge(&self, engine: &Engine) -> Result<(), WorkflowError> {
         let mut complaints = Vec::new();
         let page = engine.list(ExecutionFilter::new()).ascending().limit(1000).await?;
-        let ids: BTreeSet<String> = page.executions.iter().map(|found| found.id.to_string()).collect();
+        let ids: BTreeSet<String> = page.items.iter().map(|found| found.id.to_string()).collect();
         for (name, _, every) in SCHEDULES {
             let Some(described) = engine.schedules().get(name).await? else { continue };
             let mut expected = BTreeSet::new();
             for second in (10..=END).step_by(every as usize) {
                 // After a slow commit or a jump of the clock, the schedule may be put after its first occurrence.
-                if at(second).0 <= described.created_us {
+                if at(second) <= described.created {
                     continue;
                 }
                 expected.insert((at(second), format!("{name}@{}", rfc3339(second))));
@@ -151,9 +151,9 @@ impl Play {
             if described.counts.missed + described.counts.rejected > 0 {
                 complaints.push(format!("{name}: {:?}", described.counts));
             }
-            for run in engine.schedules().runs(name, 1000).await? {
+            for run in engine.schedules().runs(name).limit(1000).await?.items {
                 // A trigger has no time of its own but that of its call, which a clock that jumps back can undercut.
-                if run.outcome.is_start() && run.cause != RunCause::Trigger && run.at_us < run.time_us {
+                if run.outcome.is_start() && run.cause != RunCause::Trigger && run.at < run.time {
                     complaints.push(format!("{run:?} came before its time"));
                 }
                 if run.outcome.is_start() && !ids.contains(&*run.id) {
@@ -173,7 +173,7 @@ fn rfc3339(second: u64) -> String {
 
 fn simulate(seed: u64, faults: Faults) -> (Report, Vec<String>) {
     let play = Play::default();
-    let report = play.simulation(seed).faults(faults).limit(Duration::from_secs(3 * 86_400)).run();
+    let report = play.simulation(seed).faults(faults).timeout(Duration::from_secs(3 * 86_400)).run();
     let mut complaints = play.complaints.lock().clone();
     complaints.extend(report.stuck.clone());
     complaints.extend(report.errors.iter().map(ToString::to_string));
@@ -192,7 +192,7 @@ fn every_scene_of_schedules_is_played() {
     let (mut pauses, mut triggers, mut lives) = (0, 0, 0);
     for seed in 1..=30 {
         let play = Play::default();
-        lives += play.simulation(seed).limit(Duration::from_secs(3 * 86_400)).run().lives;
+        lives += play.simulation(seed).timeout(Duration::from_secs(3 * 86_400)).run().lives;
         pauses += *play.paused.lock();
         triggers += play.triggered.lock().len();
     }

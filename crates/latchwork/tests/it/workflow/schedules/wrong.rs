@@ -43,7 +43,7 @@ async fn impossible_schedules_are_refused_when_they_are_put() {
     }
     let refused = kit.test.engine().schedules().put(daily()).await.unwrap_err();
     assert!(matches!(refused, WorkflowError::Schedule(ScheduleError::NoWorkflow { .. })));
-    assert!(kit.test.engine().schedules().list(None, 10).await.unwrap().is_empty());
+    assert!(kit.test.engine().schedules().list().limit(10).await.unwrap().items.is_empty());
     // The longest possible name.
     let name = "n".repeat(400);
     let put = kit.test.engine().schedules().put(Schedule::every(&name, 60 * SECOND).workflow(&kit.report, 0)).await;

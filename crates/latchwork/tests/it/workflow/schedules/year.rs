@@ -79,9 +79,9 @@ impl Year {
     async fn settle(&mut self) {
         for _ in 0..100_000 {
             self.turns(50).await;
-            let all = self.engine.schedules().list(None, 1000).await.unwrap();
-            let is_due = |next: Option<u64>| next.is_some_and(|next| next <= self.env.now().0);
-            if !all.iter().any(|schedule| is_due(schedule.next_us) || !schedule.running.is_empty()) {
+            let all = self.engine.schedules().list().limit(1000).await.unwrap().items;
+            let is_due = |next: Option<Timestamp>| next.is_some_and(|next| next <= self.env.now());
+            if !all.iter().any(|schedule| is_due(schedule.next) || !schedule.running.is_empty()) {
                 self.reached = self.reached.max(self.now());
                 return;
             }
@@ -90,7 +90,7 @@ impl Year {
     }
 
     async fn started(&self) -> u64 {
-        let all = self.engine.schedules().list(None, 1000).await.unwrap();
+        let all = self.engine.schedules().list().limit(1000).await.unwrap().items;
         all.iter().map(|schedule| schedule.counts.started).sum()
     }
 
@@ -138,8 +138,8 @@ impl Year {
         let (mut cursor, mut count) = (None, 0);
         loop {
             let page = self.engine.list(ExecutionFilter::new()).ascending().limit(1000).after(cursor).await.unwrap();
-            count += page.executions.len();
-            found.extend(page.executions.into_iter().map(|execution| execution.id.to_string()));
+            count += page.items.len();
+            found.extend(page.items.into_iter().map(|execution| execution.id.to_string()));
             cursor = page.next;
             if cursor.is_none() {
                 break;

@@ -399,7 +399,7 @@ pub fn asker() -> Workflow<Option<u64>, Option<u64>> {
         let answer = ctx.completion::<u64>("answer").await;
         ctx.publish("token", &answer.token()).await?;
         match within {
-            Some(within) => answer.wait_at_most(ms(within)).await,
+            Some(within) => answer.wait_within(ms(within)).await,
             None => answer.wait().await.map(Some),
         }
     })

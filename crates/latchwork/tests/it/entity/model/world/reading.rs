@@ -1,7 +1,8 @@
 //! Views and finds of the world.
 
-use latchwork::entity::{Entity, EntityError, EntityView, Page};
+use latchwork::entity::{Entity, EntityError, EntityView};
 use latchwork::store::{Generation, Rev, StoreError};
+use latchwork::{Cursor, Page};
 use serde_json::json;
 
 use super::super::command::{Command, TYPES};
@@ -53,7 +54,7 @@ impl World {
         let ids: Vec<String> = self.reference.entities.keys().cloned().chain(["never".into()]).collect();
         for (number, id) in ids.iter().enumerate() {
             let limit = if number % 2 == 0 { 99 } else { 2 };
-            let found = told(self.views[view].view.history(id, limit).await);
+            let found = told(self.views[view].view.history(id).limit(limit).await);
             if let Some(error) = self.unreadable(at, self.views[view].released) {
                 same("history", found.map(|_| ()), Err(error))?;
                 continue;
@@ -114,18 +115,18 @@ impl World {
         &mut self,
         view: Option<usize>,
         asked: &Asked,
-        from: Option<(&latchwork::entity::Cursor, &Place)>,
-    ) -> Result<Option<Page>, String> {
+        from: Option<(&Cursor, &Place)>,
+    ) -> Result<Option<Page<Entity>>, String> {
         let query = from.iter().fold(asked.query(), |query, (cursor, _)| query.after((*cursor).clone()));
         let after = from.map(|(_, place)| place);
         let (at, found, explained) = match view {
             Some(view) => {
                 let view = &self.views[view].view;
-                (view.generation().0, view.find(&query).await, view.explain(&query).await)
+                (view.generation().0, view.find_explained(&query).await, view.explain(&query).await)
             }
             None => {
                 let entities = self.entities();
-                (self.reference.generation, entities.find(&query).await, entities.explain(&query).await)
+                (self.reference.generation, entities.find_explained(&query).await, entities.explain(&query).await)
             }
         };
         if let Some(error) = self.unreadable(at, view.is_some_and(|view| self.views[view].released)) {
@@ -136,18 +137,18 @@ impl World {
         let expected = self.reference.find(asked, at, after);
         let more = expected.len() > asked.limit;
         let expected: Vec<Entity> = expected.into_iter().take(asked.limit).map(|(_, entity)| entity).collect();
-        same(&format!("find at {at} by {}", found.plan), &found.items, &expected)?;
-        same("whether there is more", found.next.is_some(), more)?;
+        same(&format!("find at {at} by {}", found.plan), &found.page.items, &expected)?;
+        same("whether there is more", found.page.next.is_some(), more)?;
         same("the plan", &found.plan, &told(explained)?)?;
         let declared = asked.entity_type.map(|of| self.reference.declared_at(of, at)).unwrap_or_default();
         if declared.is_empty() || declared.iter().any(|(fields, _)| asked.needs_index(fields[0])) {
             same(&format!("whether {} scans with {declared:?}", found.plan), found.plan.scans(), declared.is_empty())?;
         }
         if let Some(view) = view {
-            let gave = found.items.iter().map(|entity| (entity.id.to_string(), entity.rev.0)).collect();
+            let gave = found.page.items.iter().map(|entity| (entity.id.to_string(), entity.rev.0)).collect();
             self.views[view].finds.push((asked.clone(), after.cloned(), gave, more));
         }
-        Ok(Some(found))
+        Ok(Some(found.page))
     }
 
     fn place(&self, asked: &Asked, entity: &Entity) -> Place {
@@ -161,7 +162,7 @@ impl World {
         while let Some(cursor) = page.next {
             let place = self.place(asked, page.items.last().expect("a page with a next one has items"));
             // As text and back, as over a wire.
-            let cursor = cursor.to_string().parse().expect("any text is a cursor");
+            let cursor: Cursor = cursor.to_string().parse().expect("the text of a cursor");
             page = self.page(view, asked, Some((&cursor, &place))).await?.expect("the view is still there");
         }
         Ok(())
