@@ -59,8 +59,10 @@ fn complaints(text: &str) -> Vec<(usize, String)> {
     if !lines.first().is_some_and(|line| line.starts_with("//!")) {
         found.push((1, "a file opens with what it is for, after //!".to_string()));
     }
-    if lines.len() > FILE {
-        found.push((lines.len(), format!("{} lines; a file has at most {FILE}", lines.len())));
+    // Examples make a file longer, and no harder to read.
+    let length = lines.iter().filter(|line| !line.trim_start().starts_with("///")).count();
+    if length > FILE {
+        found.push((lines.len(), format!("{length} lines without documentation; a file has at most {FILE}")));
     }
     for (index, line) in lines.iter().enumerate() {
         let length = line.chars().count();
