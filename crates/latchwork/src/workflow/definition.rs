@@ -21,6 +21,11 @@ use crate::workflow::{Boxed, Ctx, Failure, Result, WorkflowError};
 pub(crate) const DEFAULT_KEEP: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 /// Starts the definition of a workflow.
+///
+/// ```
+/// # use latchwork::workflow::{Ctx, workflow};
+/// let double = workflow("double").run(async |_: Ctx, n: u64| Ok(n * 2));
+/// ```
 pub fn workflow(name: impl Into<String>) -> WorkflowBuilder {
     let (name, validators, policy) = (name.into(), HashMap::new(), Policy::default());
     WorkflowBuilder { name, timeout: None, keep: DEFAULT_KEEP, validators, policy }
@@ -41,6 +46,22 @@ impl WorkflowBuilder {
     /// How many executions may run at once. Waiting and parked executions count. A start beyond the limit is rejected
     /// with [`WorkflowError::LimitReached`], unless [`WorkflowBuilder::when_full`] says otherwise. The commit that
     /// starts an execution takes the permit. The commit that ends it returns the permit, however the execution ends.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use std::time::Duration;
+    /// # use latchwork::store::Store;
+    /// # use latchwork::workflow::{Ctx, Engine, WorkflowError, workflow};
+    /// let nightly = workflow("nightly").concurrency(1).run(async |ctx: Ctx, (): ()| {
+    ///     ctx.sleep(Duration::from_secs(3600)).await
+    /// });
+    /// # let engine = Engine::on(&Store::memory().await?).register(&nightly).start().await?;
+    /// engine.start(&nightly, ()).await?;
+    /// let error = engine.start(&nightly, ()).await.unwrap_err();
+    /// assert!(matches!(error, WorkflowError::LimitReached { limit: 1, .. }));
+    /// # Ok(()) }
+    /// ```
     pub fn concurrency(mut self, max: u32) -> WorkflowBuilder {
         self.policy.total = Some(max);
         self
@@ -48,6 +69,12 @@ impl WorkflowBuilder {
 
     /// The same for each key. The key is computed from the input once, at the start. If there is also a limit for the
     /// whole workflow, an execution needs a permit of both.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, workflow};
+    /// let import = workflow("import").concurrency_by(2, |customer: &String| customer.clone()).concurrency(50);
+    /// let import = import.run(async |_: Ctx, customer: String| Ok(customer));
+    /// ```
     pub fn concurrency_by<I: DeserializeOwned + 'static, K: Into<String>>(
         mut self,
         max: u32,
@@ -58,18 +85,44 @@ impl WorkflowBuilder {
     }
 
     /// What happens to a start when a limit of concurrency is reached. With `when_full(Queue::new())` it waits.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Queue, workflow};
+    /// let import = workflow("import").concurrency(2).when_full(Queue::new().depth(1000));
+    /// ```
     pub fn when_full(mut self, when_full: impl Into<WhenFull>) -> WorkflowBuilder {
         self.policy.when_full = when_full.into();
         self
     }
 
     /// How often the workflow may be started.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use std::time::Duration;
+    /// # use latchwork::store::Store;
+    /// # use latchwork::workflow::{Ctx, Engine, RateLimit, workflow};
+    /// let mail = workflow("mail").rate_limit(RateLimit::new(1, Duration::from_secs(3600)));
+    /// let mail = mail.run(async |_: Ctx, text: String| Ok(text));
+    /// # let engine = Engine::on(&Store::memory().await?).register(&mail).start().await?;
+    /// engine.start(&mail, "Hello".to_string()).await?;
+    /// assert!(engine.start(&mail, "Hello again".to_string()).await.unwrap_err().is_rejection());
+    /// # Ok(()) }
+    /// ```
     pub fn rate_limit(mut self, limit: RateLimit) -> WorkflowBuilder {
         self.policy.rate = Some(limit);
         self
     }
 
     /// Starts that follow each other closely become one execution. Every caller gets a handle of it.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Ctx, Debounce, workflow};
+    /// let index = workflow("index").debounce(Debounce::new(Duration::from_secs(5)));
+    /// let index = index.run(async |_: Ctx, page: String| Ok(page));
+    /// ```
     pub fn debounce(mut self, debounce: Debounce) -> WorkflowBuilder {
         self.policy.debounce = Some(debounce);
         self
@@ -98,6 +151,21 @@ impl WorkflowBuilder {
     }
 
     /// How long an execution may take, from its start to its end.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use std::time::Duration;
+    /// # use latchwork::store::Store;
+    /// # use latchwork::workflow::{Ctx, Engine, WorkflowError, workflow};
+    /// let late = workflow("late").timeout(Duration::from_millis(50)).run(async |ctx: Ctx, (): ()| {
+    ///     ctx.sleep(Duration::from_secs(3600)).await
+    /// });
+    /// # let engine = Engine::on(&Store::memory().await?).register(&late).start().await?;
+    /// let error = engine.start(&late, ()).await?.result().await.unwrap_err();
+    /// assert!(matches!(error, WorkflowError::TimedOut { .. }));
+    /// # Ok(()) }
+    /// ```
     pub fn timeout(mut self, timeout: Duration) -> WorkflowBuilder {
         self.timeout = Some(timeout);
         self
@@ -105,6 +173,12 @@ impl WorkflowBuilder {
 
     /// How long an execution is kept after its end: seven days by default. Until then its id is taken and its result
     /// can be read. Then it is removed with everything that belongs to it.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::workflow;
+    /// let import = workflow("import").keep(Duration::from_secs(3600));
+    /// ```
     pub fn keep(mut self, keep: Duration) -> WorkflowBuilder {
         self.keep = keep;
         self
@@ -112,6 +186,14 @@ impl WorkflowBuilder {
 
     /// Decides whether an update of this name may be sent, based on the values that the execution has published. A
     /// refused update is not recorded. The commit that stores the update checks that these values have not changed.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Failure, workflow};
+    /// let account = workflow("account").validate("take", |published, amount: &u64| {
+    ///     let sum: u64 = published.get("sum").unwrap_or(0);
+    ///     if *amount <= sum { Ok(()) } else { Err(Failure::new(format!("the sum is only {sum}"))) }
+    /// });
+    /// ```
     pub fn validate<R: DeserializeOwned>(
         mut self,
         update: &str,
@@ -262,11 +344,33 @@ impl<S: Clone + Send + Sync + 'static> WithShared<BatchBuilder, S> {
 
 impl BatchBuilder {
     /// Passes a value to the function that it shares with the rest of the program, as [`WorkflowBuilder::with`] does.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Batch, workflow};
+    /// let times = workflow("times").batch(Batch::new(100, Duration::from_millis(5))).with(2);
+    /// let times = times.run(async |_, by, numbers: Vec<u64>| Ok(numbers.iter().map(|n| n * by).collect()));
+    /// # let _: latchwork::workflow::Workflow<u64, u64> = times;
+    /// ```
     pub fn with<S: Clone + Send + Sync + 'static>(self, shared: S) -> WithShared<BatchBuilder, S> {
         WithShared { builder: self, shared }
     }
 
     /// Sets the function that handles the gathered inputs. It returns one output for each input, in the same order.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use std::time::Duration;
+    /// # use latchwork::store::Store;
+    /// # use latchwork::workflow::{Batch, Ctx, Engine, Workflow, workflow};
+    /// let double = workflow("double").batch(Batch::new(100, Duration::from_millis(5)));
+    /// let double: Workflow<u64, u64> =
+    ///     double.run(async |_: Ctx, numbers: Vec<u64>| Ok(numbers.iter().map(|n| n * 2).collect()));
+    /// # let engine = Engine::on(&Store::memory().await?).register(&double).start().await?;
+    /// assert_eq!(engine.start(&double, 21).await?.result().await?, 42);
+    /// # Ok(()) }
+    /// ```
     pub fn run<F, Fut, I, O>(self, function: F) -> Workflow<I, O>
     where
         F: Fn(Ctx, Vec<I>) -> Fut + Send + Sync + 'static,
@@ -387,6 +491,12 @@ pub struct Workflow<I, O> {
 
 impl<I, O> Workflow<I, O> {
     /// Its name.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, workflow};
+    /// let double = workflow("double").run(async |_: Ctx, n: u64| Ok(n * 2));
+    /// assert_eq!(double.name(), "double");
+    /// ```
     pub fn name(&self) -> &str {
         &self.definition.name
     }

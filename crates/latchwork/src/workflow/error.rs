@@ -188,6 +188,12 @@ impl From<NodeError> for WorkflowError {
 
 impl WorkflowError {
     /// The class of the failure.
+    ///
+    /// ```
+    /// # use latchwork::store::ErrorKind;
+    /// # use latchwork::workflow::WorkflowError;
+    /// assert_eq!(WorkflowError::Stopped.kind(), ErrorKind::Unavailable);
+    /// ```
     pub fn kind(&self) -> ErrorKind {
         use WorkflowError::*;
         match self {
@@ -240,6 +246,16 @@ impl WorkflowError {
     }
 
     /// True if the limits of the workflow do not admit a start.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result, Workflow};
+    /// # async fn example(engine: Engine, order: Workflow<u32, u32>) -> Result<()> {
+    /// match engine.start(&order, 7).await {
+    ///     Err(error) if error.is_rejection() => println!("try again later: {error}"),
+    ///     started => drop(started?),
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn is_rejection(&self) -> bool {
         use WorkflowError::*;
         matches!(self, LimitReached { .. } | QueueFull { .. } | RateLimited { .. })

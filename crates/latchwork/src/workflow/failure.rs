@@ -155,6 +155,18 @@ impl Failure {
     }
 
     /// True if the failure is a cancellation of the execution.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let slept = ctx.sleep(Duration::from_secs(3600)).await;
+    /// if slept.as_ref().is_err_and(|failure| failure.is_cancelled()) {
+    ///     ctx.shielded().run("give back", async || Ok(())).await?;
+    /// }
+    /// slept?;
+    /// # Ok(()) }
+    /// ```
     pub fn is_cancelled(&self) -> bool {
         *self.kind == *CANCELLED
     }
@@ -291,6 +303,12 @@ impl Failure {
     }
 
     /// True if a retry policy may try again.
+    ///
+    /// ```
+    /// # use latchwork::workflow::Failure;
+    /// assert!(Failure::new("the line is busy").is_retryable());
+    /// assert!(!Failure::new("no such number").not_retryable().is_retryable());
+    /// ```
     pub fn is_retryable(&self) -> bool {
         !self.final_
     }
@@ -302,6 +320,11 @@ impl Failure {
     }
 
     /// The message of the error, followed by the messages of its causes. `Display` puts the name of the step before it.
+    ///
+    /// ```
+    /// # use latchwork::workflow::Failure;
+    /// assert_eq!(Failure::new("sold out").message(), "sold out");
+    /// ```
     pub fn message(&self) -> &str {
         &self.message
     }
@@ -346,18 +369,52 @@ impl Failure {
     /// The code of the failure: the code that was set, or else the name of the error's type without its path. The
     /// library's own failures have codes such as `latchwork.timeout`; docs/workflows/errors.md lists them. The code is
     /// empty if the failure has only a message.
+    ///
+    /// ```
+    /// # use latchwork::workflow::Failure;
+    /// let failure = Failure::from("x".parse::<u32>().unwrap_err());
+    /// assert_eq!(failure.code(), "ParseIntError");
+    /// assert_eq!(failure.with_code("order.quantity").code(), "order.quantity");
+    /// assert_eq!(Failure::new("sold out").code(), "");
+    /// ```
     pub fn code(&self) -> &str {
         self.code.as_deref().unwrap_or(&self.kind)
     }
 
     /// The error that was passed to [`Failure::typed`], if its type has this name. The path to the type does not
     /// matter.
+    ///
+    /// ```
+    /// # use latchwork::workflow::Failure;
+    /// # use serde::{Deserialize, Serialize};
+    /// #[derive(Debug, Serialize, Deserialize, thiserror::Error)]
+    /// #[error("the card was declined: {reason}")]
+    /// struct Declined {
+    ///     reason: String,
+    /// }
+    /// let failure = Failure::typed(Declined { reason: "no funds".into() });
+    /// assert_eq!(failure.get::<Declined>().unwrap().reason, "no funds");
+    /// assert!(failure.get::<String>().is_none());
+    /// ```
     pub fn get<E: DeserializeOwned>(&self) -> Option<E> {
         if *self.kind == *kind_of::<E>() { self.details() } else { None }
     }
 
     /// The value that was passed to [`Failure::typed`], if it can be read as this type. The type's name does not
     /// matter. For failures that the code distinguishes by [`Failure::code`].
+    ///
+    /// ```
+    /// # use latchwork::workflow::Failure;
+    /// # use serde::{Deserialize, Serialize};
+    /// #[derive(Debug, Serialize, Deserialize, thiserror::Error)]
+    /// #[error("the card was declined: {reason}")]
+    /// struct Declined {
+    ///     reason: String,
+    /// }
+    /// let failure = Failure::typed(Declined { reason: "no funds".into() });
+    /// let details: latchwork::Value = failure.details().unwrap();
+    /// assert_eq!(details["reason"], "no funds");
+    /// ```
     pub fn details<E: DeserializeOwned>(&self) -> Option<E> {
         E::deserialize(&*self.details).ok()
     }

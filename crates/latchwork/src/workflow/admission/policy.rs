@@ -68,17 +68,34 @@ pub struct Queue {
 
 impl Queue {
     /// First come, first served, without a limit of length or time.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Queue, workflow};
+    /// let import = workflow("import").concurrency(2).when_full(Queue::new());
+    /// ```
     pub fn new() -> Queue {
         Queue::default()
     }
 
     /// How many starts may wait in one queue. A start beyond that is rejected with [`WorkflowError::QueueFull`].
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Queue, workflow};
+    /// let import = workflow("import").concurrency(2).when_full(Queue::new().depth(1000));
+    /// ```
     pub fn depth(mut self, depth: u32) -> Queue {
         self.depth = Some(depth);
         self
     }
 
     /// How long a start waits at most. Then its execution ends as timed out, and none of its code has run.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Queue, workflow};
+    /// let queue = Queue::new().timeout(Duration::from_secs(600));
+    /// let import = workflow("import").concurrency(2).when_full(queue);
+    /// ```
     pub fn timeout(mut self, timeout: Duration) -> Queue {
         self.timeout = Some(timeout);
         self
@@ -86,6 +103,14 @@ impl Queue {
 
     /// Starts of a higher priority go first. One step of priority counts as much as `ageing` of additional waiting
     /// time. So other starts can overtake a start of low priority only for a limited time.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Queue, workflow};
+    /// // The input is a file and its urgency.
+    /// let queue = Queue::new().priority(Duration::from_secs(60), |(_, urgency): &(String, i32)| *urgency);
+    /// let import = workflow("import").concurrency(2).when_full(queue);
+    /// ```
     pub fn priority<I: DeserializeOwned + 'static>(
         mut self,
         ageing: Duration,
@@ -97,6 +122,13 @@ impl Queue {
 
     /// Starts of different keys are served in turn, one of each key per round. So a key with many starts does not delay
     /// a key with few. If a priority is also set, one step of it counts as one round.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Queue, workflow};
+    /// // The input is a tenant and a file.
+    /// let queue = Queue::new().fair(|(tenant, _): &(String, String)| tenant.clone());
+    /// let import = workflow("import").concurrency(2).when_full(queue);
+    /// ```
     pub fn fair<I: DeserializeOwned + 'static, K: Into<String>>(
         mut self,
         key: impl Fn(&I) -> K + Send + Sync + 'static,
@@ -119,11 +151,24 @@ pub struct RateLimit {
 
 impl RateLimit {
     /// Allows `max` starts in `per`. A start beyond that is rejected with [`WorkflowError::RateLimited`].
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{RateLimit, workflow};
+    /// let import = workflow("import").rate_limit(RateLimit::new(100, Duration::from_secs(60)));
+    /// ```
     pub fn new(max: u32, per: Duration) -> RateLimit {
         RateLimit { max, per, key: None, delays: false }
     }
 
     /// Uses one bucket for each key.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{RateLimit, workflow};
+    /// let limit = RateLimit::new(100, Duration::from_secs(60)).by(|customer: &String| customer.clone());
+    /// let import = workflow("import").rate_limit(limit);
+    /// ```
     pub fn by<I: DeserializeOwned + 'static, K: Into<String>>(
         mut self,
         key: impl Fn(&I) -> K + Send + Sync + 'static,
@@ -133,6 +178,12 @@ impl RateLimit {
     }
 
     /// A start that finds no token is not rejected. Its execution begins when there is a token, in the order of starts.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{RateLimit, workflow};
+    /// let import = workflow("import").rate_limit(RateLimit::new(10, Duration::from_secs(1)).delay());
+    /// ```
     pub fn delay(mut self) -> RateLimit {
         self.delays = true;
         self
@@ -150,17 +201,37 @@ pub struct Debounce {
 
 impl Debounce {
     /// The execution begins when no further start has come for `window`.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Debounce, workflow};
+    /// let index = workflow("index").debounce(Debounce::new(Duration::from_secs(5)));
+    /// ```
     pub fn new(window: Duration) -> Debounce {
         Debounce { window, max_wait: None, key: None }
     }
 
     /// The execution begins at most `max_wait` after the first of the starts.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Debounce, workflow};
+    /// let debounce = Debounce::new(Duration::from_secs(5)).max_wait(Duration::from_secs(60));
+    /// let index = workflow("index").debounce(debounce);
+    /// ```
     pub fn max_wait(mut self, max_wait: Duration) -> Debounce {
         self.max_wait = Some(max_wait);
         self
     }
 
     /// Only starts of the same key become one execution.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Debounce, workflow};
+    /// let debounce = Debounce::new(Duration::from_secs(5)).by(|page: &String| page.clone());
+    /// let index = workflow("index").debounce(debounce);
+    /// ```
     pub fn by<I: DeserializeOwned + 'static, K: Into<String>>(
         mut self,
         key: impl Fn(&I) -> K + Send + Sync + 'static,
@@ -181,11 +252,25 @@ pub struct Batch {
 
 impl Batch {
     /// The execution begins with `max_size` inputs, or `max_wait` after the first of them.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Batch, workflow};
+    /// let send = workflow("send").batch(Batch::new(100, Duration::from_millis(200)));
+    /// ```
     pub fn new(max_size: u32, max_wait: Duration) -> Batch {
         Batch { max_size, max_wait, key: None }
     }
 
     /// Only starts of the same key are gathered together.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Batch, workflow};
+    /// // The input is a domain and a text.
+    /// let batch = Batch::new(100, Duration::from_millis(200)).by(|(domain, _): &(String, String)| domain.clone());
+    /// let send = workflow("send").batch(batch);
+    /// ```
     pub fn by<I: DeserializeOwned + 'static, K: Into<String>>(
         mut self,
         key: impl Fn(&I) -> K + Send + Sync + 'static,

@@ -226,24 +226,71 @@ impl Ctx {
 
     /// Runs branches side by side and waits for all of them. The branches are a tuple of functions, each called with
     /// its own context. Returns the tuple of their outputs.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let both = ctx.join((
+    ///     async |ctx: Ctx| ctx.run("stock", async || Ok(3u64)).await,
+    ///     async |ctx: Ctx| ctx.run("price", async || Ok(8u64)).await,
+    /// ));
+    /// let (stock, price) = both.await;
+    /// println!("{} pieces for {} each", stock?, price?);
+    /// # Ok(()) }
+    /// ```
     pub fn join<'a, B: JoinBranches<'a>>(&'a self, branches: B) -> Boxed<'a, B::Output> {
         branches.join(self)
     }
 
     /// Like [`Ctx::join`], for branches that may fail: with the first failure, the others are dropped. In a saga, they
     /// are cancelled instead, and end before the saga undoes its work.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let both = ctx.try_join((
+    ///     async |ctx: Ctx| ctx.run("stock", async || Ok(3u64)).await,
+    ///     async |ctx: Ctx| ctx.run("price", async || Ok(8u64)).await,
+    /// ));
+    /// let (stock, price) = both.await?;
+    /// # Ok(()) }
+    /// ```
     pub fn try_join<'a, B: TryJoinBranches<'a>>(&'a self, branches: B) -> Boxed<'a, Result<B::Output, Failure>> {
         branches.try_join(self)
     }
 
     /// Runs branches side by side until the first has ended, and records which it was; the others are dropped. The
     /// outputs may have different types: the result says which branch was first.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Ctx, Failure, First2};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let first = ctx.select((
+    ///     async |ctx: Ctx| ctx.receive::<String>("answer").await,
+    ///     async |ctx: Ctx| ctx.sleep(Duration::from_secs(60)).await,
+    /// ));
+    /// match first.await {
+    ///     First2::First(answer) => println!("the answer is {}", answer?),
+    ///     First2::Second(_) => println!("there is no answer"),
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn select<'a, B: SelectBranches<'a>>(&'a self, branches: B) -> Boxed<'a, B::Output> {
         branches.select(self)
     }
 
     /// Like [`Ctx::select`], for branches with the same output type, one for each item. Returns the index of the first
     /// branch that ended, and its output. Without items it waits for ever.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let seconds = [50u64, 10, 30];
+    /// let (first, _) = ctx.race(seconds, async |ctx: Ctx, s| ctx.sleep(Duration::from_secs(s)).await).await;
+    /// # Ok(()) }
+    /// ```
     pub fn race<'a, I, T, F>(
         &'a self,
         items: impl IntoIterator<Item = I>,
@@ -265,6 +312,16 @@ impl Ctx {
 
     /// Runs a branch for each item, at most `at_once` at a time, and waits for all of them. Returns the outputs in the
     /// order of the items.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let squares = ctx.map([1u64, 2], 2, async |ctx: Ctx, n: u64| ctx.run("square", async || Ok(n * n)).await);
+    /// for square in squares.await {
+    ///     println!("{}", square?);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn map<'a, I, T, F>(
         &'a self,
         items: impl IntoIterator<Item = I>,
@@ -282,6 +339,14 @@ impl Ctx {
 
     /// Like [`Ctx::map`], for branches that may fail: with the first failure, the others are dropped. In a saga, the
     /// branches that have begun are cancelled instead, and end before the saga undoes its work.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let squares = ctx.try_map([1u64, 2], 2, async |ctx: Ctx, n: u64| ctx.run("square", async || Ok(n * n)).await);
+    /// let squares: Vec<u64> = squares.await?;
+    /// # Ok(()) }
+    /// ```
     pub fn try_map<'a, I, T, F>(
         &'a self,
         items: impl IntoIterator<Item = I>,

@@ -74,6 +74,13 @@ pub struct ChildCancelled {
 impl Ctx {
     /// A child: another execution that this one starts. Await it for its result, or call [`StartChild::start`] and
     /// continue.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure, Workflow};
+    /// # async fn example(ctx: Ctx, pack: Workflow<u64, String>) -> Result<(), Failure> {
+    /// let parcel = ctx.child(&pack, 7).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn child<I, O>(&self, workflow: &Workflow<I, O>, input: I) -> StartChild<'_, I, O> {
         let (workflow, labels) = (workflow.clone(), Labels::default());
         StartChild { ctx: self, workflow, input, id: None, close: Close::default(), labels }
@@ -82,24 +89,52 @@ impl Ctx {
 
 impl<I, O> StartChild<'_, I, O> {
     /// Sets the id; without this, the id is derived from the parent's.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure, Workflow};
+    /// # async fn example(ctx: Ctx, pack: Workflow<u64, String>) -> Result<(), Failure> {
+    /// let parcel = ctx.child(&pack, 7).id("pack-7").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn id(mut self, id: impl Into<ExecutionId>) -> Self {
         self.id = Some(id.into());
         self
     }
 
     /// What happens to the child when this execution ends first; without this, the child is cancelled.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Close, Ctx, Failure, Workflow};
+    /// # async fn example(ctx: Ctx, pack: Workflow<u64, String>) -> Result<(), Failure> {
+    /// ctx.child(&pack, 7).close(Close::Abandon).start().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn close(mut self, close: Close) -> Self {
         self.close = close;
         self
     }
 
     /// Adds a tag.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure, Workflow};
+    /// # async fn example(ctx: Ctx, pack: Workflow<u64, String>) -> Result<(), Failure> {
+    /// let parcel = ctx.child(&pack, 7).tag("urgent").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn tag(mut self, tag: impl Into<String>) -> Self {
         self.labels.tags.insert(tag.into());
         self
     }
 
     /// Adds a search attribute.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure, Workflow};
+    /// # async fn example(ctx: Ctx, pack: Workflow<u64, String>) -> Result<(), Failure> {
+    /// let parcel = ctx.child(&pack, 7).attribute("customer", "Ada").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn attribute(mut self, name: impl Into<String>, value: impl Into<Attribute>) -> Self {
         self.labels.attributes.insert(name.into(), value.into());
         self
@@ -108,6 +143,15 @@ impl<I, O> StartChild<'_, I, O> {
 
 impl<I: Serialize, O> StartChild<'_, I, O> {
     /// Starts the child. The start and the record of it are one commit. An id that is in use is a failure.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure, Workflow};
+    /// # async fn example(ctx: Ctx, pack: Workflow<u64, String>) -> Result<(), Failure> {
+    /// let child = ctx.child(&pack, 7).start().await?;
+    /// ctx.run("print the label", async || Ok(())).await?;
+    /// let parcel = child.result().await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn start(self) -> Result<Child<O>, Failure> {
         let StartChild { ctx, workflow, input, id, close, labels } = self;
         let name = workflow.name();
@@ -234,16 +278,37 @@ impl<'a, I: Serialize + Send + 'a, O: DeserializeOwned + Send + 'a> IntoFuture f
 
 impl<O> Child<O> {
     /// The child's id.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Child, Failure};
+    /// # async fn example(child: Child<String>) -> Result<(), Failure> {
+    /// println!("{} packs", child.id());
+    /// # Ok(()) }
+    /// ```
     pub fn id(&self) -> &ExecutionId {
         &self.id
     }
 
     /// Sends a signal to the child. The signal and the record that it was sent are one commit.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Child, Failure};
+    /// # async fn example(child: Child<String>) -> Result<(), Failure> {
+    /// child.signal("address", &"1 Main Street").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn signal(&self, name: &str, payload: &impl Serialize) -> Result<(), Failure> {
         self.ctx.signal(&self.id, name, payload).await
     }
 
     /// Cancels the child.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Child, Failure};
+    /// # async fn example(child: Child<String>) -> Result<(), Failure> {
+    /// child.cancel("there is nothing to pack").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn cancel(&self, reason: &str) -> Result<(), Failure> {
         self.ctx.cancel(&self.id, reason).await
     }
@@ -251,6 +316,13 @@ impl<O> Child<O> {
 
 impl Ctx {
     /// Cancels another execution, in the commit that records this. If that execution has ended, this is a failure.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// ctx.cancel("order-7", "the customer has left").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn cancel(&self, id: impl Into<ExecutionId>, reason: &str) -> Result<(), Failure> {
         let id = &id.into();
         let what = format!("cancel {id}");
@@ -285,6 +357,13 @@ pub(crate) fn outcome(id: &ExecutionId, status: &StoredStatus) -> Result<String,
 
 impl<O: DeserializeOwned> Child<O> {
     /// Waits for the child's end and returns its output or failure. An abandoned child does not notify its parent.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Child, Failure};
+    /// # async fn example(child: Child<String>) -> Result<(), Failure> {
+    /// let parcel: String = child.result().await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn result(self) -> Result<O, Failure> {
         let id = &self.id;
         if self.close == Close::Abandon {

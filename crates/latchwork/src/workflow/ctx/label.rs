@@ -14,6 +14,13 @@ const MOST: usize = 64;
 
 impl Ctx {
     /// Adds a tag. The execution can be found by it after the next commit.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// ctx.tag("urgent").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn tag(&self, tag: &str) -> Result<(), Failure> {
         self.label(&format!("tag {tag}"), 0, |labels| {
             labels.tags.insert(tag.into());
@@ -22,6 +29,13 @@ impl Ctx {
     }
 
     /// Removes a tag.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// ctx.untag("urgent").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn untag(&self, tag: &str) -> Result<(), Failure> {
         self.label(&format!("untag {tag}"), 0, |labels| {
             labels.tags.remove(tag);
@@ -30,6 +44,13 @@ impl Ctx {
     }
 
     /// Sets a search attribute. The execution can be found by it after the next commit.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// ctx.set_attribute("customer", "Ada").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn set_attribute(&self, name: &str, value: impl Into<Attribute>) -> Result<(), Failure> {
         let value = value.into();
         self.label(&format!("set {name}"), hash(&value), |labels| {
@@ -39,6 +60,13 @@ impl Ctx {
     }
 
     /// Removes a search attribute.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// ctx.remove_attribute("customer").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn remove_attribute(&self, name: &str) -> Result<(), Failure> {
         self.label(&format!("remove {name}"), 0, |labels| {
             labels.attributes.remove(name);

@@ -46,21 +46,50 @@ pub struct CtxReadWriteLock(CtxLock);
 
 impl Engine {
     /// The locks of this engine: for operators, and for explicit sessions.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// let state = engine.locks().inspect("nightly").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn locks(&self) -> Locks {
         Locks::of(&self.inner.locks)
     }
 
     /// A mutex, for code outside of workflows. It is held by this process, whose lease is renewed automatically.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// let guard = engine.mutex("nightly").acquire().await?;
+    /// guard.release().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn mutex(&self, name: impl Into<LockName>) -> Lock {
         self.locks().mutex(name)
     }
 
     /// A semaphore with this number of permits, for code outside of workflows.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// let guard = engine.semaphore("vendor", 3).acquire().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn semaphore(&self, name: impl Into<LockName>, permits: u32) -> Lock {
         self.locks().semaphore(name, permits)
     }
 
     /// A read-write lock, for code outside of workflows.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// let guard = engine.rw_lock("catalog").read().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn rw_lock(&self, name: impl Into<LockName>) -> ReadWriteLock {
         self.locks().rw_lock(name)
     }
@@ -72,16 +101,39 @@ impl Ctx {
     }
 
     /// A mutex. It is held until it is released or the execution ends, through crashes, restarts and long waits.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let printer = ctx.mutex("printer").acquire().await?;
+    /// ctx.run("print", async || Ok(())).await?;
+    /// printer.release().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn mutex(&self, name: impl Into<LockName>) -> CtxLock {
         self.lock(name, LockKind::Mutex)
     }
 
     /// A semaphore with this number of permits.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let vendor = ctx.semaphore("vendor", 3).acquire().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn semaphore(&self, name: impl Into<LockName>, permits: u32) -> CtxLock {
         self.lock(name, LockKind::Semaphore { permits })
     }
 
     /// A read-write lock: any number of readers or one writer, granted in the order of the requests.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let catalog = ctx.rw_lock("catalog").read().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn rw_lock(&self, name: impl Into<LockName>) -> CtxReadWriteLock {
         CtxReadWriteLock(self.lock(name, LockKind::ReadWrite))
     }
@@ -89,6 +141,13 @@ impl Ctx {
 
 impl CtxLock {
     /// Shares the lock only with executions of this workflow.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let printer = ctx.mutex("printer").of_workflow().acquire().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn of_workflow(mut self) -> CtxLock {
         self.name.scope = LockScope::Workflow(self.ctx.run.definition.name.to_string());
         self
@@ -96,12 +155,28 @@ impl CtxLock {
 
     /// Shares the lock only within this execution's tree: the root, which was not started as a child, and all its
     /// descendants.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let printer = ctx.mutex("printer").of_tree().acquire().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn of_tree(mut self) -> CtxLock {
         self.name.scope = LockScope::Tree(self.ctx.run.root());
         self
     }
 
     /// Allows an execution that holds the mutex to acquire it again. It then holds it until its last guard is gone.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let printer = ctx.mutex("printer").reentrant();
+    /// let outer = printer.acquire().await?;
+    /// let inner = printer.acquire().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn reentrant(mut self) -> CtxLock {
         self.is_reentrant = true;
         self
@@ -109,11 +184,25 @@ impl CtxLock {
 
     /// Acquires the lock, or one permit. Waits until the request is granted. Requests are granted in the order in which
     /// they were made.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let printer = ctx.mutex("printer").acquire().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn acquire(&self) -> impl Future<Output = LockResult<CtxGuard>> + Send + use<> {
         self.acquire_many(1)
     }
 
     /// Acquires several permits at once.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let permits = ctx.semaphore("vendor", 3).acquire_many(2).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn acquire_many(&self, permits: u32) -> impl Future<Output = LockResult<CtxGuard>> + Send + use<> {
         let lock = self.clone();
         async move { lock.take(permits, Patience::Endless).await?.ok_or_else(Failure::time) }
@@ -121,11 +210,31 @@ impl CtxLock {
 
     /// Acquires the lock, or one permit, if that takes no longer than `limit`. Otherwise the request is withdrawn, and
     /// this returns `None`.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// if let Some(guard) = ctx.mutex("printer").acquire_within(Duration::from_secs(60)).await? {
+    ///     guard.release().await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn acquire_within(&self, limit: Duration) -> impl Future<Output = LockResult<Option<CtxGuard>>> + Send + use<> {
         self.acquire_many_within(1, limit)
     }
 
     /// Acquires several permits at once, if that takes no longer than `limit`.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// if let Some(guard) = ctx.semaphore("vendor", 3).acquire_many_within(2, Duration::from_secs(60)).await? {
+    ///     guard.release().await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn acquire_many_within(
         &self,
         permits: u32,
@@ -135,11 +244,29 @@ impl CtxLock {
     }
 
     /// Acquires the lock, or one permit, if that is possible at once. Otherwise returns `None`.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// if let Some(guard) = ctx.mutex("printer").try_acquire().await? {
+    ///     guard.release().await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn try_acquire(&self) -> impl Future<Output = LockResult<Option<CtxGuard>>> + Send + use<> {
         self.try_acquire_many(1)
     }
 
     /// Acquires several permits at once, if that is possible without waiting.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// if let Some(guard) = ctx.semaphore("vendor", 3).try_acquire_many(2).await? {
+    ///     guard.release().await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn try_acquire_many(&self, permits: u32) -> impl Future<Output = LockResult<Option<CtxGuard>>> + Send + use<> {
         self.clone().taken(permits, Patience::None)
     }
@@ -364,41 +491,107 @@ impl Waits<'_> {
 
 impl CtxReadWriteLock {
     /// Shares the lock only with executions of this workflow.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let catalog = ctx.rw_lock("catalog").of_workflow().read().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn of_workflow(self) -> CtxReadWriteLock {
         CtxReadWriteLock(self.0.of_workflow())
     }
 
     /// Shares the lock only within this execution's tree.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let catalog = ctx.rw_lock("catalog").of_tree().read().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn of_tree(self) -> CtxReadWriteLock {
         CtxReadWriteLock(self.0.of_tree())
     }
 
     /// Acquires the lock for reading, shared with other readers.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let catalog = ctx.rw_lock("catalog").read().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn read(&self) -> impl Future<Output = LockResult<CtxGuard>> + Send + use<> {
         self.0.acquire_many(1)
     }
 
     /// Acquires the lock for writing, alone.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let catalog = ctx.rw_lock("catalog").write().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn write(&self) -> impl Future<Output = LockResult<CtxGuard>> + Send + use<> {
         self.0.acquire_many(self.0.kind.capacity())
     }
 
     /// Acquires the lock for reading, if that takes no longer than `limit`.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// if let Some(guard) = ctx.rw_lock("catalog").read_within(Duration::from_secs(60)).await? {
+    ///     guard.release().await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn read_within(&self, limit: Duration) -> impl Future<Output = LockResult<Option<CtxGuard>>> + Send + use<> {
         self.0.acquire_many_within(1, limit)
     }
 
     /// Acquires the lock for writing, if that takes no longer than `limit`.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// if let Some(guard) = ctx.rw_lock("catalog").write_within(Duration::from_secs(60)).await? {
+    ///     guard.release().await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn write_within(&self, limit: Duration) -> impl Future<Output = LockResult<Option<CtxGuard>>> + Send + use<> {
         self.0.acquire_many_within(self.0.kind.capacity(), limit)
     }
 
     /// Acquires the lock for reading, if that is possible at once.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// if let Some(guard) = ctx.rw_lock("catalog").try_read().await? {
+    ///     guard.release().await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn try_read(&self) -> impl Future<Output = LockResult<Option<CtxGuard>>> + Send + use<> {
         self.0.try_acquire_many(1)
     }
 
     /// Acquires the lock for writing, if that is possible at once.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// if let Some(guard) = ctx.rw_lock("catalog").try_write().await? {
+    ///     guard.release().await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn try_write(&self) -> impl Future<Output = LockResult<Option<CtxGuard>>> + Send + use<> {
         self.0.try_acquire_many(self.0.kind.capacity())
     }
@@ -435,11 +628,27 @@ impl CtxGuard {
     }
 
     /// The token of this grant, larger than that of every earlier grant. Guard commits with it, or pass its number on.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let printer = ctx.mutex("printer").acquire().await?;
+    /// let number = printer.token().number();
+    /// # Ok(()) }
+    /// ```
     pub fn token(&self) -> &FencingToken {
         &self.token
     }
 
     /// The lock's name.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let printer = ctx.mutex("printer").acquire().await?;
+    /// println!("holds {}", printer.name());
+    /// # Ok(()) }
+    /// ```
     pub fn name(&self) -> &LockName {
         &self.lock
     }
@@ -453,6 +662,14 @@ impl CtxGuard {
 
     /// Releases the lock: when this returns, the next waiter holds it, unless this execution has entered it again.
     /// Returns true if it was still held. Works also in a cancelled execution.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let printer = ctx.mutex("printer").acquire().await?;
+    /// let was_held = printer.release().await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn release(mut self) -> LockResult<bool> {
         self.leave();
         let (ctx, ticket) = (self.ctx.clone(), self.token.number);

@@ -59,6 +59,13 @@ impl Ctx {
     }
 
     /// The execution's id.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// println!("{} begins", ctx.id());
+    /// # Ok(()) }
+    /// ```
     pub fn id(&self) -> &ExecutionId {
         &self.run.id
     }
@@ -107,6 +114,13 @@ impl Ctx {
 
     /// The slots of the store. A change from here and the record of that change are one commit, so neither a crash nor
     /// a replay makes the change twice.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let number = ctx.state().global::<u64>("orders").increment(1).await?.value;
+    /// # Ok(()) }
+    /// ```
     pub fn state(&self) -> CtxState {
         CtxState::new(self.clone())
     }
@@ -114,6 +128,16 @@ impl Ctx {
     /// Starts the execution anew with another input, under the same id and with an empty journal, so that the journal
     /// of an endless loop does not grow for ever. The new run can receive messages that were not received yet. Await
     /// this and return its result; it never returns to the code.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// async fn sum_up(ctx: Ctx, sum: u64) -> Result<u64, Failure> {
+    ///     match ctx.receive::<u64>("number").await? {
+    ///         0 => Ok(sum),
+    ///         number => ctx.continue_as_new(sum + number).await,
+    ///     }
+    /// }
+    /// ```
     pub async fn continue_as_new<T>(&self, input: impl Serialize) -> Result<T, Failure> {
         let input = self.run.text("the next input", &input)?;
         self.expect_no_more(&self.here(), "the code continues as new").await;
@@ -139,12 +163,35 @@ impl Ctx {
     }
 
     /// A context at the same place in the code whose operations continue when the execution is cancelled: for cleanup.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// if let Err(failure) = ctx.sleep(Duration::from_secs(3600)).await {
+    ///     ctx.shielded().run("give back", async || Ok(())).await?;
+    ///     return Err(failure);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn shielded(&self) -> Ctx {
         Ctx { is_shielded: true, ..self.clone() }
     }
 
     /// True if the execution or this branch is to be cancelled, and this context is not shielded. The next operation
     /// that can fail then does so; this call is for code that needs to know earlier.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// for page in 0..100 {
+    ///     if ctx.is_cancelled().await {
+    ///         break;
+    ///     }
+    ///     println!("page {page}");
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn is_cancelled(&self) -> bool {
         self.value(Kind::IsCancelled, "", |run| {
             !self.is_shielded && run.with(|state| state.cancelled(&self.here().path).is_some())
@@ -194,12 +241,30 @@ impl Ctx {
     }
 
     /// Waits. A long wait uses no memory. After a restart, only the remaining time is waited.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// ctx.sleep(Duration::from_secs(3600)).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn sleep(&self, duration: Duration) -> Result<(), Failure> {
         let argument = hash(&u64::try_from(duration.as_micros()).unwrap_or(u64::MAX));
         self.wait(argument, |now| now.plus(duration)).await
     }
 
     /// Waits until a time of day.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let due = ctx.now().await.plus(Duration::from_secs(3600));
+    /// ctx.run("remind", async || Ok(())).await?;
+    /// ctx.sleep_until(due).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn sleep_until(&self, time: Timestamp) -> Result<(), Failure> {
         self.wait(hash(&time.0), |_| time).await
     }
@@ -228,17 +293,39 @@ impl Ctx {
     }
 
     /// The time of day; the same on every replay.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let due = ctx.now().await.plus(Duration::from_secs(3600));
+    /// # Ok(()) }
+    /// ```
     pub async fn now(&self) -> Timestamp {
         Timestamp(self.value(Kind::Now, "", |run| run.env().now().0).await)
     }
 
     /// A new id; the same on every replay.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let ticket = ctx.uuid().await;
+    /// # Ok(()) }
+    /// ```
     pub async fn uuid(&self) -> Uuid {
         let value = self.value(Kind::Uuid, "", |run| run.env().uuid().as_u128().to_string()).await;
         Uuid::from_u128(value.parse().unwrap_or(0))
     }
 
     /// A random number; the same on every replay.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let percent = ctx.random().await % 100;
+    /// # Ok(()) }
+    /// ```
     pub async fn random(&self) -> u64 {
         self.value(Kind::Random, "", |run| run.env().random()).await
     }
@@ -246,6 +333,14 @@ impl Ctx {
     /// The version of the code that an execution follows, for code that changes while executions run. An execution that
     /// reaches this call for the first time gets the last version of the range. On a replay it gets the recorded
     /// version; if it passed this place before the call existed, it gets the first version.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let name = if ctx.version("name", 1..=2).await == 1 { "draw" } else { "sketch" };
+    /// ctx.run(name, async || Ok(())).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn version(&self, change: &str, range: std::ops::RangeInclusive<u32>) -> u32 {
         // The execution passed this place before the call existed.
         let next = self.peek(&self.here()).await;

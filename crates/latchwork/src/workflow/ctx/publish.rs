@@ -15,6 +15,13 @@ use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
 impl Ctx {
     /// Publishes a value under a name, in place of an earlier one. The value is visible after the next commit, at the
     /// latest when the workflow waits.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// ctx.publish("stage", &"paid").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn publish(&self, name: &str, value: &impl Serialize) -> Result<(), Failure> {
         let text = self.run.text("the value", value)?;
         let call = OpCall { kind: Kind::Publish, name, argument: hash(&text) };
@@ -35,6 +42,13 @@ impl Ctx {
 
     /// Waits until `is_it` accepts a value that another branch of the execution has published. Returns that value, and
     /// records it.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let stock = ctx.wait_until("stock", |stock: &u64| *stock > 0).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn wait_until<T: DeserializeOwned>(&self, name: &str, is_it: impl Fn(&T) -> bool) -> Result<T, Failure> {
         let what = WaitsFor::Published(name.into());
         let call = OpCall { kind: Kind::Published, name, argument: 0 };
@@ -88,6 +102,13 @@ impl EngineInner {
 
 impl Engine {
     /// The value that an execution has published under a name; `None` if it has not.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// let stage = engine.query::<String>("order-7", "stage").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn query<T: DeserializeOwned>(&self, id: impl Into<ExecutionId>, name: &str) -> Result<Option<T>> {
         self.inner.query(&id.into(), name).await
     }
@@ -95,12 +116,26 @@ impl Engine {
 
 impl<O> Handle<O> {
     /// The value that the execution has published under a name; `None` if it has not.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Handle, Result};
+    /// # async fn example(handle: Handle<u64>) -> Result<()> {
+    /// let stage = handle.query::<String>("stage").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn query<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
         self.engine.query(self.id(), name).await
     }
 
     /// Waits until `is_it` accepts a value that the execution has published. If the execution ends before that, this is
     /// an error.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Handle, Result};
+    /// # async fn example(handle: Handle<u64>) -> Result<()> {
+    /// let sum = handle.wait_until("sum", |sum: &u64| *sum >= 10).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn wait_until<T: DeserializeOwned>(&self, name: &str, is_it: impl Fn(&T) -> bool) -> Result<T> {
         let (engine, id) = (&self.engine, self.id());
         let look = |_| async {

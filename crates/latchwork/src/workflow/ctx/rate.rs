@@ -184,12 +184,28 @@ impl Ctx {
 
 impl CtxRateLimiter {
     /// Shares the limit only with executions of this workflow.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// ctx.rate_limit("vendor", 10, Duration::from_secs(1)).of_workflow().acquire().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn of_workflow(mut self) -> CtxRateLimiter {
         self.scope = Scope::Workflow(self.ctx.run.definition.name.clone());
         self
     }
 
     /// Shares the limit only within this execution's tree: the root, its children and theirs.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// ctx.rate_limit("vendor", 10, Duration::from_secs(1)).of_tree().acquire().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn of_tree(mut self) -> CtxRateLimiter {
         self.scope = Scope::Tree(self.ctx.run.root());
         self
@@ -197,11 +213,27 @@ impl CtxRateLimiter {
 
     /// Acquires one, and waits as long as needed. Callers are served in the order in which they came, because each
     /// reserves its time when it comes. If an execution is cancelled while it waits, its reservation is used up.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// ctx.rate_limit("vendor", 10, Duration::from_secs(1)).acquire().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn acquire(&self) -> impl Future<Output = Result<(), Failure>> + Send + use<> {
         self.acquire_many(1)
     }
 
     /// Acquires `count` at once.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// ctx.rate_limit("vendor", 10, Duration::from_secs(1)).acquire_many(3).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn acquire_many(&self, count: u32) -> impl Future<Output = Result<(), Failure>> + Send + use<> {
         let limiter = self.clone();
         async move {
@@ -214,11 +246,27 @@ impl CtxRateLimiter {
     }
 
     /// Acquires one if that is possible at once. Returns false if it is not; then nothing is reserved.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let is_allowed = ctx.rate_limit("vendor", 10, Duration::from_secs(1)).try_acquire().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn try_acquire(&self) -> impl Future<Output = Result<bool, Failure>> + Send + use<> {
         self.try_acquire_many(1)
     }
 
     /// Acquires `count` if that is possible at once.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let is_allowed = ctx.rate_limit("vendor", 10, Duration::from_secs(1)).try_acquire_many(3).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn try_acquire_many(&self, count: u32) -> impl Future<Output = Result<bool, Failure>> + Send + use<> {
         let limiter = self.clone();
         async move { Ok(limiter.take(count, false).await?.is_some()) }
@@ -253,6 +301,14 @@ pub struct RateLimiter {
 
 impl Engine {
     /// A rate limit, for code outside of workflows. It shares the limits of workflows ([`Ctx::rate_limit`]).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// engine.rate_limit("vendor", 10, Duration::from_secs(1)).acquire().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn rate_limit(&self, name: &str, max: u32, per: Duration) -> RateLimiter {
         RateLimiter { engine: self.clone(), limit: NamedRate::new(name, max, per), scope: Scope::Global }
     }
@@ -260,23 +316,55 @@ impl Engine {
 
 impl RateLimiter {
     /// Uses the limit that the executions of this workflow share.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// engine.rate_limit("vendor", 10, Duration::from_secs(1)).of_workflow("order").acquire().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn of_workflow(mut self, workflow: impl Into<String>) -> RateLimiter {
         self.scope = Scope::Workflow(workflow.into());
         self
     }
 
     /// Uses the limit that the tree with this root shares.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// engine.rate_limit("vendor", 10, Duration::from_secs(1)).of_tree("order-7").acquire().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn of_tree(mut self, root: impl Into<ExecutionId>) -> RateLimiter {
         self.scope = Scope::Tree(root.into());
         self
     }
 
     /// Acquires one, and waits as long as needed. If the caller is dropped while it waits, its reservation is used up.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// engine.rate_limit("vendor", 10, Duration::from_secs(1)).acquire().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn acquire(&self) -> impl Future<Output = Result<()>> + Send + use<> {
         self.acquire_many(1)
     }
 
     /// Acquires `count` at once.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// engine.rate_limit("vendor", 10, Duration::from_secs(1)).acquire_many(3).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn acquire_many(&self, count: u32) -> impl Future<Output = Result<()>> + Send + use<> {
         self.clone().acquired(count)
     }
@@ -291,11 +379,37 @@ impl RateLimiter {
     }
 
     /// Acquires one if that is possible at once. Returns false if it is not; then nothing is reserved.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use std::time::Duration;
+    /// # use latchwork::store::Store;
+    /// # use latchwork::workflow::Engine;
+    /// # let engine = Engine::on(&Store::memory().await?).start().await?;
+    /// let vendor = engine.rate_limit("vendor", 1, Duration::from_secs(3600));
+    /// assert!(vendor.try_acquire().await?);
+    /// assert!(!vendor.try_acquire().await?);
+    /// # Ok(()) }
+    /// ```
     pub fn try_acquire(&self) -> impl Future<Output = Result<bool>> + Send + use<> {
         self.try_acquire_many(1)
     }
 
     /// Acquires `count` if that is possible at once.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use std::time::Duration;
+    /// # use latchwork::store::Store;
+    /// # use latchwork::workflow::Engine;
+    /// # let engine = Engine::on(&Store::memory().await?).start().await?;
+    /// let vendor = engine.rate_limit("vendor", 3, Duration::from_secs(3600));
+    /// assert!(vendor.try_acquire_many(2).await?);
+    /// assert!(!vendor.try_acquire_many(2).await?);
+    /// # Ok(()) }
+    /// ```
     pub fn try_acquire_many(&self, count: u32) -> impl Future<Output = Result<bool>> + Send + use<> {
         let limiter = self.clone();
         async move { Ok(limiter.take(count, false).await?.is_some()) }

@@ -123,11 +123,34 @@ impl Ctx {
 
 impl<'a> Review<'a> {
     /// Sets a time limit. Without a decision until then, the review is closed and the result is `None`.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let review = ctx.review("refund", &"Refund 80 EUR?", ["approve", "reject"]);
+    /// match review.timeout(Duration::from_secs(3600)).await? {
+    ///     Some(decision) => println!("{}", decision.option),
+    ///     None => println!("nobody has decided"),
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn timeout(self, timeout: Duration) -> ReviewFor<'a> {
         ReviewFor { review: self, timeout }
     }
 
     /// Opens the review and continues, so that its id can be passed on before the code waits for it.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn mail(text: &str) -> std::io::Result<()> { Ok(()) }
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let review = ctx.review("refund", &"Refund 80 EUR?", ["approve", "reject"]).open().await?;
+    /// let id = review.id();
+    /// ctx.run("ask", async || Ok(mail(&id).await?)).await?;
+    /// let decision = review.decision().await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn open(self) -> Result<PendingReview, Failure> {
         self.opened(None).await
     }
@@ -193,6 +216,16 @@ impl<'a> Review<'a> {
 
 impl ReviewFor<'_> {
     /// Opens the review and continues. The time limit counts from now on.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let review = ctx.review("refund", &"Refund 80 EUR?", ["approve", "reject"]);
+    /// let review = review.timeout(Duration::from_secs(3600)).open().await?;
+    /// let decision = review.decision().await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn open(self) -> Result<PendingReview, Failure> {
         self.review.opened(Some(self.timeout)).await
     }
@@ -218,11 +251,27 @@ impl<'a> IntoFuture for ReviewFor<'a> {
 
 impl PendingReview {
     /// Its id, for [`Engine::review`](crate::workflow::Engine::review).
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Failure, PendingReview};
+    /// # async fn example(review: PendingReview) -> Result<(), Failure> {
+    /// println!("please decide {}", review.id());
+    /// # Ok(()) }
+    /// ```
     pub fn id(&self) -> String {
         format!("{}/{}", self.token, self.ctx.run.id)
     }
 
     /// Waits until the review is decided. Returns `None` if its time is up before that.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Failure, PendingReview};
+    /// # async fn example(review: PendingReview) -> Result<(), Failure> {
+    /// if let Some(decision) = review.decision().await? {
+    ///     println!("{} has decided: {}", decision.by, decision.option);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn decision(self) -> Result<Option<Decision>, Failure> {
         let (ctx, what) = (&self.ctx, WaitsFor::Review(self.name.clone()));
         let call = OpCall { kind: Kind::Decision, name: &self.name, argument: 0 };

@@ -72,6 +72,22 @@ impl Ctx {
     /// execution is cancelled meanwhile, the compensations run in reverse order. Each runs as a step that is tried
     /// until it succeeds. Then the failure is returned. A compensation that fails with a failure that is not retryable
     /// is skipped, and the returned failure names it.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn book(what: &str) -> std::io::Result<()> { Ok(()) }
+    /// # async fn undo(what: &'static str) -> Result<(), Failure> { Ok(()) }
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let booked = ctx.saga(async |saga| {
+    ///     for what in ["flight", "hotel"] {
+    ///         saga.compensate(&format!("undo {what}"), move || undo(what));
+    ///         ctx.run(&format!("book {what}"), async || Ok(book(what).await?)).await?;
+    ///     }
+    ///     Ok(())
+    /// });
+    /// booked.await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn saga<T, F>(&self, code: impl FnOnce(Saga) -> F) -> Result<T, Failure>
     where
         F: Future<Output = Result<T, Failure>>,

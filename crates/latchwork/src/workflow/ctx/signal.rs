@@ -36,6 +36,13 @@ pub struct SendSignal {
 
 impl Engine {
     /// A signal to an execution. Await it: when it returns, the signal is stored, and will be received once.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// engine.signal("order-7", "paid", &42).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn signal(&self, id: impl Into<ExecutionId>, name: &str, payload: &impl Serialize) -> SendSignal {
         SendSignal::new(self.inner.clone(), id.into(), name, payload)
     }
@@ -43,6 +50,13 @@ impl Engine {
 
 impl<O> Handle<O> {
     /// A signal to the execution. Await it: when it returns, the signal is stored, and will be received once.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Handle, Result};
+    /// # async fn example(handle: Handle<u64>) -> Result<()> {
+    /// handle.signal("paid", &42).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn signal(&self, name: &str, payload: &impl Serialize) -> SendSignal {
         SendSignal::new(self.engine.clone(), self.id().clone(), name, payload)
     }
@@ -65,6 +79,13 @@ impl SendSignal {
     }
 
     /// Sets an id: however often the signal is sent under it, it counts once.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Handle, Result};
+    /// # async fn example(handle: Handle<u64>) -> Result<()> {
+    /// handle.signal("paid", &42).id("payment-1").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn id(mut self, id: impl Into<String>) -> SendSignal {
         self.signal_id = Some(id.into());
         self
@@ -110,12 +131,26 @@ pub struct ReceiveFor<'a, T> {
 impl Ctx {
     /// The next signal of this name. Signals of a name are received in the order in which they were stored, each once.
     /// A signal whose payload does not fit the type is received too, and is an error.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let cents = ctx.receive::<u64>("paid").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn receive<T: DeserializeOwned>(&self, name: &str) -> Receive<'_, T> {
         Receive { ctx: self, name: name.into(), payload: PhantomData }
     }
 
     /// Sends a signal to an execution. The signal and the record that it was sent are one commit. If that execution has
     /// ended or does not exist, this is a failure.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// ctx.signal("order-7", "paid", &42).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn signal(
         &self,
         id: impl Into<ExecutionId>,
@@ -260,6 +295,17 @@ impl MessageBody {
 
 impl<'a, T: DeserializeOwned> Receive<'a, T> {
     /// Sets a time limit. Without a signal until then, the result is `None`.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// match ctx.receive::<u64>("paid").timeout(Duration::from_secs(3600)).await? {
+    ///     Some(cents) => println!("{cents} were paid"),
+    ///     None => println!("nothing was paid"),
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn timeout(self, timeout: Duration) -> ReceiveFor<'a, T> {
         ReceiveFor { receive: self, timeout }
     }

@@ -42,21 +42,50 @@ impl CtxState {
     }
 
     /// A slot that all code on the store shares.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let number = ctx.state().global::<u64>("orders").increment(1).await?.value;
+    /// # Ok(()) }
+    /// ```
     pub fn global<T: Serialize + DeserializeOwned>(&self, key: &str) -> Slot<T> {
         self.slot(self.run.engine.states.global(), key)
     }
 
     /// A slot that all executions of this workflow share.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// ctx.state().workflow::<u64>("sold").increment(1).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn workflow<T: Serialize + DeserializeOwned>(&self, key: &str) -> Slot<T> {
         self.slot(self.run.engine.states.workflow(&self.run.definition.name), key)
     }
 
     /// A slot of this execution. It is removed with the execution.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// ctx.state().execution::<String>("stage").set("paid".into()).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn execution<T: Serialize + DeserializeOwned>(&self, key: &str) -> Slot<T> {
         self.slot(self.run.engine.states.execution(&self.run.id), key)
     }
 
     /// A slot that this execution shares with its tree: the root, its children and theirs. It is removed with the root.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let budget = ctx.state().tree::<u64>("budget").initial(100);
+    /// budget.increment(-7).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn tree<T: Serialize + DeserializeOwned>(&self, key: &str) -> Slot<T> {
         self.slot(self.run.engine.states.tree(&self.run.root()), key)
     }

@@ -173,11 +173,25 @@ pub struct Attempt {
 impl Attempt {
     /// Reports that the attempt is alive, and stores its progress. When this returns, the progress is durable, and the
     /// next attempt can continue from there. [`Step::heartbeat_timeout`] has an example.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Attempt, Failure};
+    /// # async fn example(attempt: Attempt) -> Result<(), Failure> {
+    /// attempt.heartbeat(&40).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn heartbeat(&self, progress: &impl Serialize) -> Result<(), Failure> {
         self.beats.beat(progress).await
     }
 
     /// The progress from the last heartbeat of an earlier attempt, if there was one and it fits the type.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Attempt, Failure};
+    /// # async fn example(attempt: Attempt) -> Result<(), Failure> {
+    /// let from: u32 = attempt.progress().unwrap_or(0);
+    /// # Ok(()) }
+    /// ```
     pub fn progress<T: DeserializeOwned>(&self) -> Option<T> {
         serde_json::from_str(self.progress.as_ref()?).ok()
     }

@@ -28,6 +28,17 @@ pub struct Completion<T> {
 
 impl Ctx {
     /// Creates a token that code outside of the workflow completes: pass [`Completion::token`] on in a step, then wait.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn mail(text: &str) -> std::io::Result<()> { Ok(()) }
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let verdict = ctx.completion::<bool>("verdict").await;
+    /// let token = verdict.token();
+    /// ctx.run("ask", async || Ok(mail(&token).await?)).await?;
+    /// let is_accepted = verdict.wait().await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn completion<T: DeserializeOwned>(&self, name: &str) -> Completion<T> {
         let text = self.value_with(Kind::Token, name, |run| {
             let token = run.env().uuid();
@@ -46,16 +57,38 @@ impl Ctx {
 
 impl<T: DeserializeOwned> Completion<T> {
     /// The token to pass on. Any program that has it can complete this wait, once.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Completion, Failure};
+    /// # async fn example(verdict: Completion<bool>) -> Result<(), Failure> {
+    /// println!("answer with {}", verdict.token());
+    /// # Ok(()) }
+    /// ```
     pub fn token(&self) -> String {
         format!("{}/{}", self.token, self.ctx.run.id)
     }
 
     /// Waits until the token is completed, or fails.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Completion, Failure};
+    /// # async fn example(verdict: Completion<bool>) -> Result<(), Failure> {
+    /// let is_accepted = verdict.wait().await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn wait(&self) -> Result<T, Failure> {
         self.receive(None).await?.ok_or_else(Failure::time)
     }
 
     /// Like [`Completion::wait`], with a time limit. Returns `None` when the time is up.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Completion, Failure};
+    /// # async fn example(verdict: Completion<bool>) -> Result<(), Failure> {
+    /// let is_accepted = verdict.wait_within(Duration::from_secs(3600)).await?.unwrap_or(false);
+    /// # Ok(()) }
+    /// ```
     pub async fn wait_within(&self, timeout: Duration) -> Result<Option<T>, Failure> {
         self.receive(Some(timeout)).await
     }
@@ -72,12 +105,26 @@ impl<T: DeserializeOwned> Completion<T> {
 
 impl Engine {
     /// Completes what an execution waits for under a token. This is possible once.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine, token: &str) -> Result<()> {
+    /// engine.complete(token, &true).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn complete(&self, token: &str, value: &impl Serialize) -> Result<()> {
         let text = written(&self.inner, "the value that completes a token", value)?;
         complete(&self.inner, token, Ok(text)).await
     }
 
     /// Makes the wait for a token fail. This is possible once, in place of completing it.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine, token: &str) -> Result<()> {
+    /// engine.fail(token, "the reviewer is ill").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn fail(&self, token: &str, failure: impl Into<Failure>) -> Result<()> {
         complete(&self.inner, token, Err(failure_text(&failure.into()))).await
     }

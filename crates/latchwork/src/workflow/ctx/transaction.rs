@@ -47,11 +47,26 @@ struct TransactionInner {
 impl Tx {
     /// Returns the entity of this id, as it was when the transaction began. If the entity has changed when the
     /// transaction ends, the transaction runs again.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Failure, Tx};
+    /// # async fn example(tx: Tx) -> Result<(), Failure> {
+    /// let stock = tx.get("stock").await?.ok_or("there is no stock")?;
+    /// # Ok(()) }
+    /// ```
     pub async fn get(&self, id: impl Into<EntityId>) -> Result<Option<Entity>, EntityError> {
         self.inner.view.get(id).await
     }
 
     /// Returns the entities that a query selects, as of the begin of the transaction.
+    ///
+    /// ```
+    /// # use latchwork::entity::Query;
+    /// # use latchwork::workflow::{Failure, Tx};
+    /// # async fn example(tx: Tx) -> Result<(), Failure> {
+    /// let people = tx.find(&Query::of("person").limit(10)).await?.items;
+    /// # Ok(()) }
+    /// ```
     pub async fn find(&self, query: &Query) -> Result<Page<Entity>, EntityError> {
         self.inner.view.find(query).await
     }
@@ -62,32 +77,79 @@ impl Tx {
     }
 
     /// Adds an entity.
+    ///
+    /// ```
+    /// # use latchwork::entity::Add;
+    /// # use latchwork::json;
+    /// # use latchwork::workflow::{Failure, Tx};
+    /// # async fn example(tx: Tx) -> Result<(), Failure> {
+    /// tx.add(Add::new("order").id("order-7").data(json!({"pieces": 2})));
+    /// # Ok(()) }
+    /// ```
     pub fn add(&self, add: Add) {
         self.write(|writes| writes.add(add));
     }
 
     /// Changes an entity. A transaction writes an entity at most once.
+    ///
+    /// ```
+    /// # use latchwork::entity::Update;
+    /// # use latchwork::json;
+    /// # use latchwork::workflow::{Failure, Tx};
+    /// # async fn example(tx: Tx) -> Result<(), Failure> {
+    /// tx.update(Update::new("order-7").data(json!({"pieces": 3})));
+    /// # Ok(()) }
+    /// ```
     pub fn update(&self, update: Update) {
         self.write(|writes| writes.update(update));
     }
 
     /// Removes an entity.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Failure, Tx};
+    /// # async fn example(tx: Tx) -> Result<(), Failure> {
+    /// tx.remove("order-7");
+    /// # Ok(()) }
+    /// ```
     pub fn remove(&self, remove: impl Into<Remove>) {
         self.write(|writes| writes.remove(remove));
     }
 
     /// Makes the transaction fail if the entity does not exist.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Failure, Tx};
+    /// # async fn example(tx: Tx) -> Result<(), Failure> {
+    /// tx.require_exists("customer-1");
+    /// # Ok(()) }
+    /// ```
     pub fn require_exists(&self, id: impl Into<EntityId>) {
         self.write(|writes| writes.require_exists(id));
     }
 
     /// Makes the transaction fail if the entity exists.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Failure, Tx};
+    /// # async fn example(tx: Tx) -> Result<(), Failure> {
+    /// tx.require_absent("order-7");
+    /// # Ok(()) }
+    /// ```
     pub fn require_absent(&self, id: impl Into<EntityId>) {
         self.write(|writes| writes.require_absent(id));
     }
 
     /// Makes the transaction fail if this right is lost, such as the right of a lock's token. Locks that the execution
     /// holds are checked without it.
+    ///
+    /// ```
+    /// # use latchwork::lock::FencingToken;
+    /// # use latchwork::workflow::{Failure, Tx};
+    /// # async fn example(tx: Tx, token: FencingToken) -> Result<(), Failure> {
+    /// tx.guard(&token);
+    /// # Ok(()) }
+    /// ```
     pub fn guard(&self, right: &impl Right) {
         self.write(|writes| writes.guard(right));
     }
@@ -103,21 +165,49 @@ impl Tx {
     }
 
     /// A slot that all code on the store shares. The transaction sees its own writes to slots.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Failure, Tx};
+    /// # async fn example(tx: Tx) -> Result<(), Failure> {
+    /// let number = tx.global::<u64>("orders").increment(1).await?.value;
+    /// # Ok(()) }
+    /// ```
     pub fn global<T: Serialize + DeserializeOwned>(&self, key: &str) -> Slot<T> {
         self.slots.global(key)
     }
 
     /// A slot that all executions of this workflow share.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Failure, Tx};
+    /// # async fn example(tx: Tx) -> Result<(), Failure> {
+    /// tx.workflow::<u64>("sold").increment(1).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn workflow<T: Serialize + DeserializeOwned>(&self, key: &str) -> Slot<T> {
         self.slots.workflow(key)
     }
 
     /// A slot of this execution.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Failure, Tx};
+    /// # async fn example(tx: Tx) -> Result<(), Failure> {
+    /// tx.execution::<String>("stage").set("paid".into()).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn execution<T: Serialize + DeserializeOwned>(&self, key: &str) -> Slot<T> {
         self.slots.execution(key)
     }
 
     /// A slot that this execution shares with its tree.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Failure, Tx};
+    /// # async fn example(tx: Tx) -> Result<(), Failure> {
+    /// tx.tree::<u64>("budget").initial(100).increment(-7).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn tree<T: Serialize + DeserializeOwned>(&self, key: &str) -> Slot<T> {
         self.slots.tree(key)
     }
@@ -167,6 +257,17 @@ impl Ctx {
 
 impl<F> Transacting<'_, F> {
     /// Sets the input of the body, so that a replay can detect another input.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure, Tx};
+    /// # async fn example(ctx: Ctx, pieces: u64) -> Result<(), Failure> {
+    /// let take = ctx.transaction("take", async |tx: Tx| {
+    ///     tx.workflow::<u64>("taken").increment(pieces).await?;
+    ///     Ok(())
+    /// });
+    /// take.input(&pieces).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn input(mut self, input: &impl Serialize) -> Self {
         self.argument = hash(input);
         self

@@ -30,6 +30,14 @@ pub struct PublishedValues<'a>(pub(crate) &'a Published);
 
 impl PublishedValues<'_> {
     /// The value under this name, if it exists and fits the type.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Failure, workflow};
+    /// let account = workflow("account").validate("take", |published, amount: &u64| {
+    ///     let sum: u64 = published.get("sum").unwrap_or(0);
+    ///     if *amount <= sum { Ok(()) } else { Err(Failure::new(format!("the sum is only {sum}"))) }
+    /// });
+    /// ```
     pub fn get<T: DeserializeOwned>(&self, name: &str) -> Option<T> {
         serde_json::from_str(self.0.0.get(name)?).ok()
     }
@@ -59,6 +67,13 @@ pub struct SentUpdate<A> {
 
 impl Engine {
     /// An update of an execution. Await it for the answer. A caller that stops waiting can ask again under the same id.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// let sum = engine.update::<u64>("account", "add", &4).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn update<A: DeserializeOwned>(
         &self,
         id: impl Into<ExecutionId>,
@@ -72,6 +87,13 @@ impl Engine {
 impl<O> Handle<O> {
     /// An update of the execution. Await it for the answer. A caller that stops waiting can ask again under the same
     /// id.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Handle, Result};
+    /// # async fn example(handle: Handle<u64>) -> Result<()> {
+    /// let sum = handle.update::<u64>("add", &4).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn update<A: DeserializeOwned>(&self, name: &str, request: &impl Serialize) -> SendUpdate<A> {
         SendUpdate::new(self.engine.clone(), self.id().clone(), name, request)
     }
@@ -84,12 +106,27 @@ impl<A: DeserializeOwned> SendUpdate<A> {
     }
 
     /// Sets an id: however often the update is sent under it, it counts once, and all callers get the same answer.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Handle, Result};
+    /// # async fn example(handle: Handle<u64>) -> Result<()> {
+    /// let sum = handle.update::<u64>("add", &4).id("deposit-1").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn id(mut self, id: impl Into<String>) -> SendUpdate<A> {
         self.update_id = Some(id.into());
         self
     }
 
     /// Sends the update without waiting for the answer. When this returns, the update is stored.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Handle, Result};
+    /// # async fn example(handle: Handle<u64>) -> Result<()> {
+    /// let sent = handle.update::<u64>("add", &4).send().await?;
+    /// let sum = sent.answer().await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn send(self) -> Result<SentUpdate<A>> {
         let SendUpdate { engine, id, name, request, update_id, answer } = self;
         let update_id = engine.send_update(&id, name, request?, update_id).await?;
@@ -153,11 +190,25 @@ async fn validated(engine: &EngineInner, id: &ExecutionId, name: &str, request: 
 
 impl<A: DeserializeOwned> SentUpdate<A> {
     /// The id under which a caller can ask for the answer again.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Result, SentUpdate};
+    /// # async fn example(sent: SentUpdate<u64>) -> Result<()> {
+    /// println!("sent as {}", sent.id());
+    /// # Ok(()) }
+    /// ```
     pub fn id(&self) -> &str {
         &self.update_id
     }
 
     /// Waits for the answer.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Result, SentUpdate};
+    /// # async fn example(sent: SentUpdate<u64>) -> Result<()> {
+    /// let sum = sent.answer().await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn answer(&self) -> Result<A> {
         read_as(&self.id, &self.engine.answer(&self.id, &self.update_id).await?)
     }
@@ -215,6 +266,15 @@ impl UpdateReceipt {
 impl Ctx {
     /// The next update of this name, to be answered. Updates are received in the order in which they were stored, each
     /// once. An update whose request does not fit the type is refused, and the next one is awaited.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let request = ctx.receive_update::<i64, u64>("add").await?;
+    /// let sum = 100u64.saturating_add_signed(request.value);
+    /// request.answer(&sum).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn receive_update<R: DeserializeOwned, A: Serialize>(&self, name: &str) -> ReceiveUpdate<'_, R, A> {
         ReceiveUpdate { ctx: self, name: name.into(), types: PhantomData }
     }
@@ -222,6 +282,17 @@ impl Ctx {
 
 impl<'a, R: DeserializeOwned, A: Serialize> ReceiveUpdate<'a, R, A> {
     /// Sets a time limit. Without an update until then, the result is `None`.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::{Ctx, Failure};
+    /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
+    /// let request = ctx.receive_update::<i64, u64>("add").timeout(Duration::from_secs(60));
+    /// if let Some(request) = request.await? {
+    ///     request.answer(&7).await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn timeout(self, timeout: Duration) -> ReceiveUpdateFor<'a, R, A> {
         ReceiveUpdateFor { receive: self, timeout }
     }
@@ -252,11 +323,25 @@ impl<'a, R: DeserializeOwned, A: Serialize> ReceiveUpdate<'a, R, A> {
 
 impl<R, A: Serialize> Request<R, A> {
     /// The id that the update was sent under.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Failure, Request};
+    /// # async fn example(request: Request<i64, u64>) -> Result<(), Failure> {
+    /// println!("received {}", request.id());
+    /// # Ok(()) }
+    /// ```
     pub fn id(&self) -> &str {
         &self.id
     }
 
     /// Answers the update. The answer is stored with the next commit, at the latest when the workflow waits.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Failure, Request};
+    /// # async fn example(request: Request<i64, u64>) -> Result<(), Failure> {
+    /// request.answer(&7).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn answer(self, answer: &A) -> Result<(), Failure> {
         let text = self.ctx.run.text("the answer", answer)?;
         self.record(Ok(text)).await;
@@ -264,6 +349,13 @@ impl<R, A: Serialize> Request<R, A> {
     }
 
     /// Refuses the update: the caller gets this failure.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Failure, Request};
+    /// # async fn example(request: Request<i64, u64>) -> Result<(), Failure> {
+    /// request.refuse("the account is closed").await;
+    /// # Ok(()) }
+    /// ```
     pub async fn refuse(self, failure: impl Into<Failure>) {
         let failure = failure.into();
         self.record(Err(failure_text(&failure))).await;

@@ -72,16 +72,49 @@ impl<O> Handle<O> {
     }
 
     /// The execution's id.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::store::Store;
+    /// # use latchwork::workflow::{Ctx, Engine, workflow};
+    /// # let double = workflow("double").run(async |_: Ctx, n: u64| Ok(n * 2));
+    /// # let engine = Engine::on(&Store::memory().await?).register(&double).start().await?;
+    /// let handle = engine.start(&double, 21).id("double-21").await?;
+    /// assert_eq!(handle.id().to_string(), "double-21");
+    /// # Ok(()) }
+    /// ```
     pub fn id(&self) -> &ExecutionId {
         &self.id
     }
 
     /// The number of its input in a batch, from 0 on. None if the workflow has no batches.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use std::time::Duration;
+    /// # use latchwork::store::Store;
+    /// # use latchwork::workflow::{Batch, Ctx, Engine, Workflow, workflow};
+    /// # let double = workflow("double").batch(Batch::new(100, Duration::from_millis(5)));
+    /// # let double: Workflow<u64, u64> =
+    /// #     double.run(async |_: Ctx, numbers: Vec<u64>| Ok(numbers.iter().map(|n| n * 2).collect()));
+    /// # let engine = Engine::on(&Store::memory().await?).register(&double).start().await?;
+    /// assert_eq!(engine.start(&double, 21).await?.item(), Some(0));
+    /// # Ok(()) }
+    /// ```
     pub fn item(&self) -> Option<u32> {
         self.item
     }
 
     /// The same for another input of the batch.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result, Workflow};
+    /// # async fn example(engine: Engine, send: Workflow<u32, u32>) -> Result<()> {
+    /// let output = engine.handle(&send, "batch-1").of_item(3).result().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn of_item(self, item: u32) -> Handle<O> {
         Handle { item: Some(item), ..self }
     }

@@ -250,6 +250,17 @@ impl EngineBuilder {
     }
 
     /// Registers a workflow, so that its executions can run here.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::store::Store;
+    /// # use latchwork::workflow::{Ctx, Engine, workflow};
+    /// let double = workflow("double").run(async |_: Ctx, n: u64| Ok(n * 2));
+    /// let engine = Engine::on(&Store::memory().await?).register(&double).start().await?;
+    /// assert_eq!(engine.start(&double, 21).await?.result().await?, 42);
+    /// # Ok(()) }
+    /// ```
     pub fn register<I, O>(mut self, workflow: &Workflow<I, O>) -> EngineBuilder {
         self.definitions.push(workflow.definition.clone());
         self.definitions.extend(workflow.definition.finalizer.get().cloned());
@@ -257,6 +268,14 @@ impl EngineBuilder {
     }
 
     /// Calls `told` with the execution's id and the step's name for every attempt at a step, before its body runs.
+    ///
+    /// ```
+    /// # use latchwork::store::Store;
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(store: &Store) -> Result<()> {
+    /// let engine = Engine::on(store).on_step(|id, step| println!("{id}: {step}")).start().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn on_step(mut self, told: impl Fn(&ExecutionId, &str) + Send + Sync + 'static) -> EngineBuilder {
         self.on_step = Some(Arc::new(told));
         self
@@ -273,6 +292,14 @@ impl EngineBuilder {
     /// how often the execution was loaded after a restart without having made progress since the restart before. So
     /// that other executions are not counted with the cause of a crash, the engine loads suspects a few at a time, and
     /// in the end alone.
+    ///
+    /// ```
+    /// # use latchwork::store::Store;
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(store: &Store) -> Result<()> {
+    /// let engine = Engine::on(store).most_crashes(3).start().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn most_crashes(mut self, crashes: u32) -> EngineBuilder {
         self.most_crashes = crashes.max(1);
         self
@@ -281,12 +308,29 @@ impl EngineBuilder {
     /// Makes the engine load no execution, wake nothing and remove nothing: for operators who change something, such as
     /// a lock, and end. Executions that such a change makes running are recorded as running, and run in the next
     /// engine.
+    ///
+    /// ```
+    /// # use latchwork::store::Store;
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(store: &Store) -> Result<()> {
+    /// let operator = Engine::on(store).idle().start().await?;
+    /// operator.locks().force_release("printer", 7, "its holder hangs").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn idle(mut self) -> EngineBuilder {
         self.idle = true;
         self
     }
 
     /// Starts the engine: it continues everything that was running, and wakes waiting executions when they are due.
+    ///
+    /// ```
+    /// # use latchwork::store::Store;
+    /// # use latchwork::workflow::{Engine, Result, Workflow};
+    /// # async fn example(store: &Store, order: Workflow<u32, u32>) -> Result<()> {
+    /// let engine = Engine::on(store).register(&order).start().await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn start(self) -> Result<Engine> {
         tokio::runtime::Handle::try_current().map_err(|_| WorkflowError::NoRuntime)?;
         let (store, owns_store) = match self.source {
@@ -396,6 +440,13 @@ impl Engine {
     /// the store if the engine has opened it. Call this at the end of a program: locks of guards that are dropped at
     /// that time would not be released, and the next process that wants such a lock would have to wait until the lease
     /// expires.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// engine.shutdown().await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn shutdown(&self) -> lock::Result<()> {
         let ended = self.inner.locks.sessions.end_all().await.map_err(Into::into);
         self.stop();
@@ -409,36 +460,103 @@ impl Engine {
     }
 
     /// An engine on a data directory, which is created if it is missing.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result, Workflow};
+    /// # async fn example(order: Workflow<u32, u32>) -> Result<()> {
+    /// let engine = Engine::open("./data").register(&order).start().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn open(directory: impl AsRef<Path>) -> EngineBuilder {
         EngineBuilder::new(StoreSource::Directory(directory.as_ref().into()))
     }
 
     /// An engine on a store, which may hold other data too.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::store::Store;
+    /// # use latchwork::workflow::Engine;
+    /// let store = Store::memory().await?;
+    /// let engine = Engine::on(&store).start().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn on(store: &Store) -> EngineBuilder {
         EngineBuilder::new(StoreSource::Store(store.clone()))
     }
 
     /// The store that the engine uses.
+    ///
+    /// ```
+    /// # use latchwork::store::SpaceSpec;
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// let reports = engine.store().space(SpaceSpec::new("reports")).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn store(&self) -> &Store {
         &self.inner.store
     }
 
     /// The state in that store: slots of executions and all others, from outside.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::store::Store;
+    /// # use latchwork::workflow::Engine;
+    /// # let engine = Engine::on(&Store::memory().await?).start().await?;
+    /// let orders = engine.states().global().slot::<u64>("orders");
+    /// assert_eq!(orders.increment(1).await?.value, 1);
+    /// # Ok(()) }
+    /// ```
     pub fn states(&self) -> &States {
         &self.inner.states
     }
 
     /// The entities in that store.
+    ///
+    /// ```
+    /// # use latchwork::entity::Add;
+    /// # use latchwork::json;
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// let ada = engine.entities().add(Add::new("person").data(json!({"name": "Ada"}))).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn entities(&self) -> &Entities {
         &self.inner.entities
     }
 
     /// Stops all executions where they are. The next engine on the same store continues them.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::store::Store;
+    /// # use latchwork::workflow::{Ctx, Engine, WorkflowError, workflow};
+    /// # let double = workflow("double").run(async |_: Ctx, n: u64| Ok(n * 2));
+    /// # let engine = Engine::on(&Store::memory().await?).register(&double).start().await?;
+    /// engine.stop();
+    /// assert!(matches!(engine.start(&double, 21).await, Err(WorkflowError::Stopped)));
+    /// # Ok(()) }
+    /// ```
     pub fn stop(&self) {
         self.inner.stop();
     }
 
     /// How many executions are in memory.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::store::Store;
+    /// # use latchwork::workflow::Engine;
+    /// # let engine = Engine::on(&Store::memory().await?).start().await?;
+    /// assert_eq!(engine.residents(), 0);
+    /// # Ok(()) }
+    /// ```
     pub fn residents(&self) -> usize {
         self.inner.residents.lock().len()
     }
