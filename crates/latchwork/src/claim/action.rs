@@ -72,6 +72,15 @@ pub struct ClaimToken {
 
 impl ClaimToken {
     /// The number, for receivers that remember the largest number they have seen.
+    ///
+    /// ```
+    /// # use latchwork::claim::ActionCtx;
+    /// # fn example(ctx: ActionCtx) {
+    /// if let Some(token) = ctx.token() {
+    ///     println!("the token is {}", token.number());
+    /// }
+    /// # }
+    /// ```
     pub fn number(&self) -> u64 {
         self.rev.0
     }
@@ -114,53 +123,125 @@ impl ActionCtx {
     }
 
     /// The entity as it is while the action runs. In a claimed step it is at the claiming status.
+    ///
+    /// ```
+    /// # use latchwork::claim::ActionCtx;
+    /// # fn example(ctx: ActionCtx) {
+    /// let price = ctx.entity().data["price"].as_u64();
+    /// # }
+    /// ```
     pub fn entity(&self) -> &Entity {
         &self.inner.entity
     }
 
     /// The requester that the step was fired for.
+    ///
+    /// ```
+    /// # use latchwork::claim::ActionCtx;
+    /// # fn example(ctx: ActionCtx) {
+    /// println!("fired for {}", ctx.requester());
+    /// # }
+    /// ```
     pub fn requester(&self) -> &str {
         &self.inner.claim.requester
     }
 
     /// The actor that has fired the step, if one was given.
+    ///
+    /// ```
+    /// # use latchwork::claim::ActionCtx;
+    /// # fn example(ctx: ActionCtx) {
+    /// let actor = ctx.actor().unwrap_or("unknown");
+    /// # }
+    /// ```
     pub fn actor(&self) -> Option<&str> {
         self.inner.claim.actor.as_deref()
     }
 
     /// The step's key.
+    ///
+    /// ```
+    /// # use latchwork::claim::ActionCtx;
+    /// # fn example(ctx: ActionCtx) {
+    /// println!("step {} of {}", ctx.step(), ctx.entity().id);
+    /// # }
+    /// ```
     pub fn step(&self) -> &str {
         &self.inner.claim.terms.step_key
     }
 
     /// The input that the step was fired with.
+    ///
+    /// ```
+    /// # use latchwork::claim::ActionCtx;
+    /// # fn example(ctx: ActionCtx) {
+    /// let amount = ctx.input()["amount"].as_u64().unwrap_or_default();
+    /// # }
+    /// ```
     pub fn input(&self) -> &Value {
         &self.inner.input
     }
 
     /// The input as a value of the caller's own type.
+    ///
+    /// ```
+    /// # use latchwork::claim::ActionCtx;
+    /// # fn example(ctx: ActionCtx) -> Result<(), Box<dyn std::error::Error>> {
+    /// let (amount, currency): (u64, String) = ctx.parse_input()?;
+    /// # Ok(()) }
+    /// ```
     pub fn parse_input<T: DeserializeOwned>(&self) -> std::result::Result<T, serde_json::Error> {
         T::deserialize(&self.inner.input)
     }
 
     /// The fencing token. `None` if the step is not claimed.
+    ///
+    /// ```
+    /// # use latchwork::claim::ActionCtx;
+    /// # fn example(ctx: ActionCtx) {
+    /// let number = ctx.token().map(|token| token.number());
+    /// # }
+    /// ```
     pub fn token(&self) -> Option<&ClaimToken> {
         self.inner.token.as_ref()
     }
 
     /// The number of this attempt under the claim, counted from 1. It is more than 1 only after the recovery `retry`,
     /// or if an operator has started the action again.
+    ///
+    /// ```
+    /// # use latchwork::claim::ActionCtx;
+    /// # fn example(ctx: ActionCtx) {
+    /// if ctx.attempt() > 1 {
+    ///     println!("an earlier attempt has not ended");
+    /// }
+    /// # }
+    /// ```
     pub fn attempt(&self) -> u32 {
         self.inner.claim.attempts
     }
 
     /// An idempotency key for receivers that accept one. All attempts of this firing have the same key, and no other
     /// firing has it.
+    ///
+    /// ```
+    /// # use latchwork::claim::ActionCtx;
+    /// # fn example(ctx: ActionCtx) {
+    /// let idempotency_key = ctx.key(); // pass it to the bank
+    /// # }
+    /// ```
     pub fn key(&self) -> String {
         self.inner.claim.id.to_string()
     }
 
     /// Checks whether the claim still holds. The lease is renewed without this call, for as long as the process lives.
+    ///
+    /// ```
+    /// # use latchwork::claim::{ActionCtx, ClaimLost};
+    /// # async fn example(ctx: ActionCtx) -> Result<(), ClaimLost> {
+    /// ctx.heartbeat().await?; // before the next part of the work
+    /// # Ok(()) }
+    /// ```
     pub async fn heartbeat(&self) -> Result<(), ClaimLost> {
         let lost = ClaimLost { entity: self.inner.entity.id.clone() };
         if self.is_lost() {
@@ -177,11 +258,27 @@ impl ActionCtx {
     }
 
     /// True if the claim is known to be lost because its lease could not be renewed.
+    ///
+    /// ```
+    /// # use latchwork::claim::ActionCtx;
+    /// # fn example(ctx: ActionCtx) {
+    /// if ctx.is_lost() {
+    ///     println!("nothing that this action writes will be committed");
+    /// }
+    /// # }
+    /// ```
     pub fn is_lost(&self) -> bool {
         self.inner.session.as_ref().is_some_and(Session::is_lost)
     }
 
     /// The length of the lease. The engine renews it three times per lease.
+    ///
+    /// ```
+    /// # use latchwork::claim::ActionCtx;
+    /// # fn example(ctx: ActionCtx) {
+    /// println!("the lease is {:?}", ctx.lease());
+    /// # }
+    /// ```
     pub fn lease(&self) -> Duration {
         self.inner.claim.terms.lease()
     }
@@ -205,11 +302,27 @@ impl ActionCtx {
     }
 
     /// Replaces the data of the entity. The engine sets the status in it afterwards.
+    ///
+    /// ```
+    /// # use latchwork::json;
+    /// # use latchwork::claim::ActionCtx;
+    /// # fn example(ctx: ActionCtx) {
+    /// ctx.set_data(json!({"price": 7, "is_paid": true}));
+    /// # }
+    /// ```
     pub fn set_data(&self, data: impl Serialize) {
         self.stage(|staged| staged.data = Self::json(staged, "the entity's data", &data));
     }
 
     /// Merges this patch into the data of the entity, as a JSON merge patch (RFC 7396).
+    ///
+    /// ```
+    /// # use latchwork::json;
+    /// # use latchwork::claim::ActionCtx;
+    /// # fn example(ctx: ActionCtx) {
+    /// ctx.merge_data(json!({"paid_by": ctx.requester()}));
+    /// # }
+    /// ```
     pub fn merge_data(&self, patch: impl Serialize) {
         self.stage(|staged| {
             let Some(patch) = Self::json(staged, "the entity's data", &patch) else { return };
@@ -226,27 +339,68 @@ impl ActionCtx {
     }
 
     /// Adds another entity.
+    ///
+    /// ```
+    /// # use latchwork::json;
+    /// # use latchwork::entity::Add;
+    /// # use latchwork::claim::ActionCtx;
+    /// # fn example(ctx: ActionCtx) {
+    /// ctx.add(Add::new("payment").data(json!({"of": ctx.entity().id, "amount": 7})));
+    /// # }
+    /// ```
     pub fn add(&self, add: Add) {
         self.other(|others| others.add(add));
     }
 
     /// Changes another entity.
+    ///
+    /// ```
+    /// # use latchwork::json;
+    /// # use latchwork::entity::Update;
+    /// # use latchwork::claim::ActionCtx;
+    /// # fn example(ctx: ActionCtx) {
+    /// ctx.update(Update::new("account-1").data(json!({"balance": 7})));
+    /// # }
+    /// ```
     pub fn update(&self, update: Update) {
         self.other(|others| others.update(update));
     }
 
     /// Removes another entity.
+    ///
+    /// ```
+    /// # use latchwork::claim::ActionCtx;
+    /// # fn example(ctx: ActionCtx) {
+    /// ctx.remove("draft-7");
+    /// # }
+    /// ```
     pub fn remove(&self, remove: impl Into<Remove>) {
         self.other(|others| others.remove(remove));
     }
 
     /// Commits the transition only if this right still holds, for example the token of a lock.
+    ///
+    /// ```
+    /// # use latchwork::lock::LockGuard;
+    /// # use latchwork::claim::ActionCtx;
+    /// # fn example(ctx: ActionCtx, held: LockGuard) {
+    /// ctx.guard(held.token());
+    /// # }
+    /// ```
     pub fn guard(&self, right: &impl Right) {
         self.other(|others| others.guard(right));
     }
 
     /// Changes a slot. `change` is called when the transition is committed, and again if another commit was faster. It
     /// must have no side effects.
+    ///
+    /// ```
+    /// # use latchwork::claim::ActionCtx;
+    /// # fn example(ctx: ActionCtx) {
+    /// let income = ctx.states().global().slot::<u64>("income");
+    /// ctx.update_slot(&income, |sum| sum.unwrap_or(0) + 7);
+    /// # }
+    /// ```
     pub fn update_slot<T, F>(&self, slot: &Slot<T>, change: F)
     where
         T: Serialize + DeserializeOwned + Send + 'static,
@@ -267,6 +421,14 @@ impl ActionCtx {
     }
 
     /// Starts an execution in the commit of the final status. Returns its id.
+    ///
+    /// ```
+    /// # use latchwork::workflow::Workflow;
+    /// # use latchwork::claim::ActionCtx;
+    /// # fn example(ctx: ActionCtx, mail: Workflow<String, ()>) {
+    /// let id = ctx.start(&mail, &"ada@example.org".to_string());
+    /// # }
+    /// ```
     pub fn start<I: Serialize, O>(&self, workflow: &Workflow<I, O>, input: &I) -> ExecutionId {
         let number = self.stage(|staged| staged.starts.len());
         let id = ExecutionId::from(format!("{}:{}:{number}", workflow.name(), self.inner.claim.id));
@@ -275,6 +437,14 @@ impl ActionCtx {
     }
 
     /// Starts an execution with this id in the commit of the final status. If the id is taken, the transition fails.
+    ///
+    /// ```
+    /// # use latchwork::workflow::Workflow;
+    /// # use latchwork::claim::ActionCtx;
+    /// # fn example(ctx: ActionCtx, mail: Workflow<String, ()>) {
+    /// ctx.start_as(&mail, &"ada@example.org".to_string(), "mail-7");
+    /// # }
+    /// ```
     pub fn start_as<I: Serialize, O>(&self, workflow: &Workflow<I, O>, input: &I, id: impl Into<ExecutionId>) {
         let (workflow, id) = (workflow.name().to_string(), id.into());
         self.stage(|staged| {
@@ -284,11 +454,25 @@ impl ActionCtx {
     }
 
     /// The entities of the store, for reading.
+    ///
+    /// ```
+    /// # use latchwork::claim::ActionCtx;
+    /// # async fn example(ctx: ActionCtx) -> Result<(), Box<dyn std::error::Error>> {
+    /// let customer = ctx.entities().get("customer-7").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn entities(&self) -> &Entities {
         &self.inner.claims.ledger.entities
     }
 
     /// The state of the store, for reading and for [`ActionCtx::update_slot`].
+    ///
+    /// ```
+    /// # use latchwork::claim::ActionCtx;
+    /// # async fn example(ctx: ActionCtx) -> Result<(), Box<dyn std::error::Error>> {
+    /// let income = ctx.states().global().slot::<u64>("income").get().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn states(&self) -> &States {
         &self.inner.claims.ledger.states
     }

@@ -156,6 +156,14 @@ pub struct ClaimsBuilder {
 
 impl Claims {
     /// Returns a builder for claim workflows on the store of an engine.
+    ///
+    /// ```
+    /// # use latchwork::claim::{Claims, Result};
+    /// # use latchwork::workflow::Engine;
+    /// # async fn example(engine: Engine, file: &str) -> Result<()> {
+    /// let claims = Claims::on(&engine).configure(file).start().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn on(engine: &Engine) -> ClaimsBuilder {
         ClaimsBuilder {
             engine: engine.clone(),
@@ -176,6 +184,15 @@ impl Claims {
 
     /// Adds an entity at a status that entities of the workflow start at, and sets the timers of that status. If an
     /// entity is added in another way, the next process sets its timers when it starts.
+    ///
+    /// ```
+    /// # use latchwork::claim::{Claims, Result};
+    /// # use latchwork::entity::Add;
+    /// # use latchwork::json;
+    /// # async fn example(claims: Claims) -> Result<()> {
+    /// claims.add("invoice", Add::new("invoice").id("i-1").data(json!({"status": "sent"}))).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn add(&self, workflow: &str, add: Add) -> Result<OpReceipt> {
         let (inner, machine) = (&self.inner, self.inner.machine(workflow)?);
         let ledger = &inner.ledger;
@@ -202,6 +219,13 @@ impl Claims {
     }
 
     /// The number of after-effects that this process knows and has not delivered yet.
+    ///
+    /// ```
+    /// # use latchwork::claim::Claims;
+    /// # fn example(claims: Claims) {
+    /// println!("{} after-effects are on their way", claims.undelivered());
+    /// # }
+    /// ```
     pub fn undelivered(&self) -> usize {
         self.inner.outbox.known()
     }
@@ -210,18 +234,50 @@ impl Claims {
 impl ClaimsBuilder {
     /// Adds the claim workflows of a configuration file, given as text. [`ClaimsBuilder::start`] reports what is wrong
     /// with it.
+    ///
+    /// ```
+    /// # use latchwork::claim::Claims;
+    /// # use latchwork::workflow::Engine;
+    /// # fn example(engine: Engine) -> Result<(), Box<dyn std::error::Error>> {
+    /// let file = std::fs::read_to_string("invoices.json")?;
+    /// let claims = Claims::on(&engine).configure(file);
+    /// # Ok(()) }
+    /// ```
     pub fn configure(mut self, json: impl Into<String>) -> ClaimsBuilder {
         self.texts.push(json.into());
         self
     }
 
     /// Adds a claim workflow.
+    ///
+    /// ```
+    /// # use latchwork::claim::{ClaimStep, ClaimWorkflow, Claims};
+    /// # use latchwork::workflow::Engine;
+    /// # fn example(engine: &Engine) {
+    /// let invoice = ClaimWorkflow::new("invoice", "billing", "invoice")
+    ///     .statuses(["sent", "paying", "paid"])
+    ///     .step(ClaimStep::new(10, "pay", "sent", "paid").claimed("paying").action("Pay"));
+    /// let claims = Claims::on(engine).workflow(invoice);
+    /// # }
+    /// ```
     pub fn workflow(mut self, workflow: ClaimWorkflow) -> ClaimsBuilder {
         self.workflows.push(workflow);
         self
     }
 
     /// Registers an action under the name that the configuration uses for it.
+    ///
+    /// ```
+    /// # use latchwork::claim::{ActionCtx, Claims, Outcome};
+    /// # use latchwork::json;
+    /// # use latchwork::workflow::Engine;
+    /// # fn example(engine: &Engine) {
+    /// let claims = Claims::on(engine).action("Pay", async |ctx: ActionCtx| {
+    ///     ctx.merge_data(json!({"paid_by": ctx.requester()}));
+    ///     Ok::<_, std::io::Error>(Outcome::done())
+    /// });
+    /// # }
+    /// ```
     pub fn action<F, Fut, E>(mut self, name: impl Into<String>, action: F) -> ClaimsBuilder
     where
         F: Fn(ActionCtx) -> Fut + Send + Sync + 'static,
@@ -237,6 +293,18 @@ impl ClaimsBuilder {
     }
 
     /// Registers an action that is a durable workflow. The execution owns the claim, and continues after a restart.
+    ///
+    /// ```
+    /// # use latchwork::claim::{Claims, DurableCall, Outcome, durable_action};
+    /// # use latchwork::workflow::{Ctx, Engine};
+    /// # fn example(engine: &Engine) {
+    /// let close = durable_action("Close", async |ctx: Ctx, call: DurableCall| {
+    ///     ctx.run("collect", async || Ok(7)).await?;
+    ///     Ok(Outcome::output(call.input))
+    /// });
+    /// let claims = Claims::on(engine).durable_action(&close);
+    /// # }
+    /// ```
     pub fn durable_action(mut self, action: &DurableAction) -> ClaimsBuilder {
         self.register(action.name().into(), Action::Durable(action.name().into()));
         // A caller that gets no answer cannot know whether the execution was started.
@@ -253,12 +321,31 @@ impl ClaimsBuilder {
     }
 
     /// Declares that an action does harm if it runs twice. Every step with this action must then be claimed.
+    ///
+    /// ```
+    /// # use latchwork::claim::Claims;
+    /// # use latchwork::workflow::Engine;
+    /// # fn example(engine: &Engine) {
+    /// let claims = Claims::on(engine).non_idempotent("Pay");
+    /// # }
+    /// ```
     pub fn non_idempotent(mut self, action: impl Into<String>) -> ClaimsBuilder {
         self.facts.entry(action.into()).or_default().non_idempotent = true;
         self
     }
 
     /// Registers the handler of an after-effect. It is called at least once for each transition, after the commit.
+    ///
+    /// ```
+    /// # use latchwork::claim::{AfterEffect, Claims};
+    /// # use latchwork::workflow::Engine;
+    /// # fn example(engine: &Engine) {
+    /// let claims = Claims::on(engine).after_effect("SendReceipt", async |paid: AfterEffect| {
+    ///     println!("a receipt for {}, under the key {}", paid.entity, paid.key);
+    ///     Ok::<_, std::io::Error>(())
+    /// });
+    /// # }
+    /// ```
     pub fn after_effect<F, Fut, E>(mut self, name: impl Into<String>, handler: F) -> ClaimsBuilder
     where
         F: Fn(AfterEffect) -> Fut + Send + Sync + 'static,
@@ -278,6 +365,15 @@ impl ClaimsBuilder {
 
     /// Registers a workflow as an after-effect. It is started in the commit of the transition, so exactly once. It must
     /// also be registered with the engine.
+    ///
+    /// ```
+    /// # use latchwork::claim::{AfterEffect, Claims};
+    /// # use latchwork::workflow::{Ctx, Engine, workflow};
+    /// # fn example(engine: &Engine) {
+    /// let books = workflow("books").run(async |_: Ctx, paid: AfterEffect| Ok(paid.rev));
+    /// let claims = Claims::on(engine).after_effect_workflow("TellBooks", &books);
+    /// # }
+    /// ```
     pub fn after_effect_workflow<O>(
         mut self,
         name: impl Into<String>,
@@ -292,6 +388,17 @@ impl ClaimsBuilder {
 
     /// Registers a guard. It gets the entity and the input, and returns an error with the reason if the step must not
     /// be fired. It must have no side effects.
+    ///
+    /// ```
+    /// # use latchwork::claim::Claims;
+    /// # use latchwork::workflow::Engine;
+    /// # fn example(engine: &Engine) {
+    /// let claims = Claims::on(engine).guard("has_amount", |_, input| match input["amount"].as_u64() {
+    ///     Some(_) => Ok(()),
+    ///     None => Err("a payment needs an amount".into()),
+    /// });
+    /// # }
+    /// ```
     pub fn guard(
         mut self,
         name: impl Into<String>,
@@ -302,6 +409,16 @@ impl ClaimsBuilder {
     }
 
     /// The claiming statuses that a module must cover because its workflows declare `"janitor": "module"`.
+    ///
+    /// ```
+    /// # use latchwork::claim::Claims;
+    /// # use latchwork::workflow::Engine;
+    /// # fn example(engine: &Engine, file: &str) {
+    /// for declared in Claims::on(engine).configure(file).declared("billing") {
+    ///     println!("{} declares {}", declared.workflow, declared.claim_into);
+    /// }
+    /// # }
+    /// ```
     pub fn declared(&self, module: &str) -> Vec<DeclaredClaim> {
         let (workflows, _) = self.read();
         let of_module = |workflow: &&ClaimWorkflow| workflow.meta.owning_module == module;
@@ -310,6 +427,17 @@ impl ClaimsBuilder {
 
     /// Registers the janitor of a module for all claiming statuses that [`ClaimsBuilder::declared`] returns for it. It
     /// is called for every claim whose owner is gone, and decides what happens to the claim.
+    ///
+    /// ```
+    /// # use latchwork::claim::{Abandoned, Claims, Recovery};
+    /// # use latchwork::workflow::Engine;
+    /// # fn example(engine: &Engine) {
+    /// let claims = Claims::on(engine).cover("billing", async |claim: Abandoned| match claim.attempts {
+    ///     1 => Recovery::Revert,
+    ///     _ => Recovery::NeedsReview,
+    /// });
+    /// # }
+    /// ```
     pub fn cover<F, Fut>(mut self, module: impl Into<String>, janitor: F) -> ClaimsBuilder
     where
         F: Fn(Abandoned) -> Fut + Send + Sync + 'static,
@@ -320,12 +448,29 @@ impl ClaimsBuilder {
     }
 
     /// Sets how often the janitor looks for claims whose owners are gone. The default is every second.
+    ///
+    /// ```
+    /// # use latchwork::claim::Claims;
+    /// # use latchwork::workflow::Engine;
+    /// # use std::time::Duration;
+    /// # fn example(engine: &Engine) {
+    /// let claims = Claims::on(engine).sweep_every(Duration::from_secs(5));
+    /// # }
+    /// ```
     pub fn sweep_every(mut self, every: Duration) -> ClaimsBuilder {
         self.sweep_every = every.max(Duration::from_millis(1));
         self
     }
 
     /// Sets how many times an after-effect is tried before it becomes a dead letter. The default is ten.
+    ///
+    /// ```
+    /// # use latchwork::claim::Claims;
+    /// # use latchwork::workflow::Engine;
+    /// # fn example(engine: &Engine) {
+    /// let claims = Claims::on(engine).after_effect_attempts(20);
+    /// # }
+    /// ```
     pub fn after_effect_attempts(mut self, attempts: u32) -> ClaimsBuilder {
         self.effect_attempts = attempts.max(1);
         self
@@ -373,6 +518,14 @@ impl ClaimsBuilder {
 
     /// Checks the configuration, and that every claiming status has a janitor. Then starts to recover the claims of
     /// processes that are gone, and to deliver after-effects.
+    ///
+    /// ```
+    /// # use latchwork::claim::{ClaimWorkflow, Claims, Result};
+    /// # use latchwork::workflow::Engine;
+    /// # async fn example(engine: Engine, invoice: ClaimWorkflow) -> Result<()> {
+    /// let claims = Claims::on(&engine).workflow(invoice).start().await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn start(self) -> Result<Claims> {
         let (workflows, findings) = self.read();
         for warning in findings.iter().filter(|finding| finding.rule.is_warning()) {

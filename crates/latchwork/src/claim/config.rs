@@ -160,11 +160,23 @@ pub enum Each<T> {
 
 impl<T> Each<T> {
     /// Returns one value for each of these requesters.
+    ///
+    /// ```
+    /// # use latchwork::claim::Each;
+    /// let action = Each::by([("admin", "Pay"), ("system", "PayLater")]);
+    /// assert_eq!(action.of("system"), Some(&"PayLater"));
+    /// ```
     pub fn by<R: Into<String>>(values: impl IntoIterator<Item = (R, T)>) -> Each<T> {
         Each::By(values.into_iter().map(|(requester, value)| (requester.into(), value)).collect())
     }
 
     /// Returns the value for a requester.
+    ///
+    /// ```
+    /// # use latchwork::claim::Each;
+    /// assert_eq!(Each::All("Pay").of("admin"), Some(&"Pay"));
+    /// assert_eq!(Each::by([("system", "Pay")]).of("admin"), None);
+    /// ```
     pub fn of(&self, requester: &str) -> Option<&T> {
         match self {
             Each::All(value) => Some(value),
@@ -266,6 +278,12 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 
 impl ClaimWorkflow {
     /// A workflow of a module, for entities of a type. The status is the field `status` of their data.
+    ///
+    /// ```
+    /// # use latchwork::claim::ClaimWorkflow;
+    /// let invoice = ClaimWorkflow::new("invoice", "billing", "invoice");
+    /// assert_eq!(invoice.meta.status_field, "status");
+    /// ```
     pub fn new(name: impl Into<String>, owning_module: impl Into<String>, entity_type: impl Into<String>) -> Self {
         let meta = ClaimMeta {
             owning_module: owning_module.into(),
@@ -286,12 +304,24 @@ impl ClaimWorkflow {
     }
 
     /// Sets the statuses. Entities start at the first of them.
+    ///
+    /// ```
+    /// # use latchwork::claim::ClaimWorkflow;
+    /// let invoice = ClaimWorkflow::new("invoice", "billing", "invoice").statuses(["sent", "paying", "paid"]);
+    /// ```
     pub fn statuses<S: Into<String>>(mut self, statuses: impl IntoIterator<Item = S>) -> Self {
         self.status_types = statuses.into_iter().map(Into::into).collect();
         self
     }
 
     /// Adds a step.
+    ///
+    /// ```
+    /// # use latchwork::claim::{ClaimStep, ClaimWorkflow};
+    /// let invoice = ClaimWorkflow::new("invoice", "billing", "invoice")
+    ///     .statuses(["sent", "paid"])
+    ///     .step(ClaimStep::new(10, "pay", "sent", "paid"));
+    /// ```
     pub fn step(mut self, step: ClaimStep) -> Self {
         self.steps.push(step);
         self
@@ -310,6 +340,14 @@ impl ClaimWorkflow {
     }
 
     /// Every claiming status.
+    ///
+    /// ```
+    /// # use latchwork::claim::{ClaimStep, ClaimWorkflow};
+    /// let invoice = ClaimWorkflow::new("invoice", "billing", "invoice")
+    ///     .statuses(["sent", "paying", "paid"])
+    ///     .step(ClaimStep::new(10, "pay", "sent", "paid").claimed("paying").action("Pay"));
+    /// assert!(invoice.claiming().contains("paying"));
+    /// ```
     pub fn claiming(&self) -> BTreeSet<&str> {
         let claims = self.steps.iter().filter_map(|step| step.claim_state.as_ref());
         claims.flat_map(Each::values).map(|(_, claim)| claim.claim_into.as_str()).collect()
@@ -318,6 +356,11 @@ impl ClaimWorkflow {
 
 impl ClaimStep {
     /// A step from one status to another, for all requesters and without an action.
+    ///
+    /// ```
+    /// # use latchwork::claim::ClaimStep;
+    /// let pay = ClaimStep::new(10, "pay", "sent", "paid");
+    /// ```
     pub fn new(
         step_id: u64,
         step_key: impl Into<String>,
@@ -342,12 +385,22 @@ impl ClaimStep {
     }
 
     /// Sets the action.
+    ///
+    /// ```
+    /// # use latchwork::claim::ClaimStep;
+    /// let pay = ClaimStep::new(10, "pay", "sent", "paid").action("Pay");
+    /// ```
     pub fn action(mut self, action: impl Into<Each<String>>) -> ClaimStep {
         self.action = Some(action.into());
         self
     }
 
     /// Makes the step claimed for all requesters. The entity has this status while the action runs.
+    ///
+    /// ```
+    /// # use latchwork::claim::ClaimStep;
+    /// let pay = ClaimStep::new(10, "pay", "sent", "paid").action("Pay").claimed("paying");
+    /// ```
     pub fn claimed(mut self, claim_into: impl Into<String>) -> ClaimStep {
         let claim = ClaimState { claim_into: claim_into.into(), revert_to: self.status.clone() };
         self.claim_state = Some(Each::All(claim));
@@ -355,6 +408,11 @@ impl ClaimStep {
     }
 
     /// Makes the step claimed for this requester.
+    ///
+    /// ```
+    /// # use latchwork::claim::ClaimStep;
+    /// let pay = ClaimStep::new(10, "pay", "sent", "paid").action("Pay").claimed_for("admin", "paying");
+    /// ```
     pub fn claimed_for(mut self, requester: impl Into<String>, claim_into: impl Into<String>) -> ClaimStep {
         let claim = ClaimState { claim_into: claim_into.into(), revert_to: self.status.clone() };
         let mut claims = match self.claim_state {
@@ -367,6 +425,11 @@ impl ClaimStep {
     }
 
     /// Adds an after-effect: it runs after the transition is durable.
+    ///
+    /// ```
+    /// # use latchwork::claim::ClaimStep;
+    /// let pay = ClaimStep::new(10, "pay", "sent", "paid").after("SendReceipt").after("TellBooks");
+    /// ```
     pub fn after(mut self, effect: impl Into<String>) -> ClaimStep {
         match &mut self.success_after_effect {
             Some(Each::All(effects)) => effects.push(effect.into()),
@@ -376,6 +439,11 @@ impl ClaimStep {
     }
 
     /// Adds a guard. A refused caller gets the error of the guard's function as the reason.
+    ///
+    /// ```
+    /// # use latchwork::claim::ClaimStep;
+    /// let pay = ClaimStep::new(10, "pay", "sent", "paid").guard("has_amount");
+    /// ```
     pub fn guard(mut self, guard: impl Into<String>) -> ClaimStep {
         let guard = StepGuard { guard: guard.into(), reason: None };
         match &mut self.guards {

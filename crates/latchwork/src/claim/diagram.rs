@@ -7,6 +7,14 @@ use crate::claim::config::{ClaimStep, ClaimWorkflow, Each};
 
 impl ClaimWorkflow {
     /// The statuses and steps as a Mermaid state diagram, with claiming statuses marked.
+    ///
+    /// ```
+    /// # use latchwork::claim::{ClaimStep, ClaimWorkflow};
+    /// # let invoice = ClaimWorkflow::new("invoice", "billing", "invoice")
+    /// #     .statuses(["sent", "paying", "paid"])
+    /// #     .step(ClaimStep::new(10, "pay", "sent", "paid").claimed("paying").action("Pay"));
+    /// assert!(invoice.diagram().starts_with("stateDiagram-v2"));
+    /// ```
     pub fn diagram(&self) -> String {
         let ids: BTreeMap<&str, String> = self
             .status_types

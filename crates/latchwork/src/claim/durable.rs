@@ -104,6 +104,15 @@ where
 
 impl DurableAction {
     /// The workflow, to be registered with the engine.
+    ///
+    /// ```
+    /// # use latchwork::claim::DurableAction;
+    /// # use latchwork::store::Store;
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(store: Store, close: DurableAction) -> Result<()> {
+    /// let engine = Engine::on(&store).register(close.workflow()).start().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn workflow(&self) -> &Workflow<DurableCall, DurableFired> {
         &self.workflow
     }

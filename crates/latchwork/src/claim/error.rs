@@ -140,6 +140,12 @@ impl From<WorkflowError> for ClaimError {
 
 impl ClaimError {
     /// The class of the failure.
+    ///
+    /// ```
+    /// # use latchwork::claim::ClaimError;
+    /// # use latchwork::store::ErrorKind;
+    /// assert_eq!(ClaimError::Stopped.kind(), ErrorKind::Unavailable);
+    /// ```
     pub fn kind(&self) -> ErrorKind {
         use ClaimError::*;
         match self {
@@ -173,6 +179,11 @@ impl ClaimError {
 
     /// Returns the error as JSON. `outcome` is the word `error`, where a [`Fired`](crate::claim::Fired) has words such
     /// as `failure` and `rejection`.
+    ///
+    /// ```
+    /// # use latchwork::claim::ClaimError;
+    /// assert_eq!(ClaimError::Stopped.to_json()["outcome"], "error");
+    /// ```
     pub fn to_json(&self) -> Value {
         match self {
             ClaimError::Action { action, error } => {
@@ -226,11 +237,29 @@ impl ActionError {
     }
 
     /// True if the action panicked.
+    ///
+    /// ```
+    /// # use latchwork::claim::ClaimError;
+    /// # fn example(error: ClaimError) {
+    /// if let ClaimError::Action { error, .. } = &error {
+    ///     println!("it panicked: {}", error.has_panicked());
+    /// }
+    /// # }
+    /// ```
     pub fn has_panicked(&self) -> bool {
         matches!(self.0, ActionCause::Panic(_))
     }
 
     /// The action's own error, if it has this type.
+    ///
+    /// ```
+    /// # use latchwork::claim::ActionError;
+    /// # fn example(error: ActionError) {
+    /// if let Some(error) = error.downcast_ref::<std::io::Error>() {
+    ///     println!("{:?}", error.kind());
+    /// }
+    /// # }
+    /// ```
     pub fn downcast_ref<E: std::error::Error + 'static>(&self) -> Option<&E> {
         match &self.0 {
             ActionCause::Error(error) => error.downcast_ref(),
@@ -239,6 +268,15 @@ impl ActionError {
     }
 
     /// The action's own error. `None` after a panic.
+    ///
+    /// ```
+    /// # use latchwork::claim::ActionError;
+    /// # fn example(error: ActionError) {
+    /// if let Some(error) = error.inner() {
+    ///     println!("the action has returned: {error}");
+    /// }
+    /// # }
+    /// ```
     pub fn inner(&self) -> Option<&(dyn std::error::Error + Send + Sync + 'static)> {
         match &self.0 {
             ActionCause::Error(error) => Some(&**error),

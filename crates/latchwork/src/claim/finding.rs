@@ -91,6 +91,12 @@ pub enum Rule {
 
 impl Rule {
     /// True if a configuration that breaks the rule can still be used.
+    ///
+    /// ```
+    /// # use latchwork::claim::Rule;
+    /// assert!(Rule::PartlyClaimed.is_warning());
+    /// assert!(!Rule::UnknownStatus.is_warning());
+    /// ```
     pub fn is_warning(self) -> bool {
         matches!(self, Rule::PartlyClaimed | Rule::ClaimedForNothing)
     }

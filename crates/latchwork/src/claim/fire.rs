@@ -59,6 +59,13 @@ pub(crate) enum Which {
 
 impl Claims {
     /// Fires a step of a workflow for an entity. The requester is `system`, unless [`Fire::by`] sets another.
+    ///
+    /// ```
+    /// # use latchwork::claim::{Claims, Result};
+    /// # async fn example(claims: Claims) -> Result<()> {
+    /// let fired = claims.fire("invoice", "pay", "i-1").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn fire(&self, workflow: impl Into<String>, step: impl Into<String>, entity: impl Into<EntityId>) -> Fire {
         let call = FireCall {
             workflow: workflow.into(),
@@ -74,18 +81,40 @@ impl Claims {
 
 impl Fire {
     /// Sets the requester.
+    ///
+    /// ```
+    /// # use latchwork::claim::{Claims, Result};
+    /// # async fn example(claims: Claims) -> Result<()> {
+    /// let fired = claims.fire("invoice", "pay", "i-1").by("admin").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn by(mut self, requester: impl Into<String>) -> Fire {
         self.call.requester = requester.into();
         self
     }
 
     /// Sets the actor, for the history.
+    ///
+    /// ```
+    /// # use latchwork::claim::{Claims, Result};
+    /// # async fn example(claims: Claims) -> Result<()> {
+    /// let fired = claims.fire("invoice", "pay", "i-1").by("admin").actor("ada@example.org").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn actor(mut self, actor: impl Into<String>) -> Fire {
         self.call.actor = Some(actor.into());
         self
     }
 
     /// Sets the input of the action.
+    ///
+    /// ```
+    /// # use latchwork::claim::{Claims, Result};
+    /// # use latchwork::json;
+    /// # async fn example(claims: Claims) -> Result<()> {
+    /// let fired = claims.fire("invoice", "pay", "i-1").input(json!({"amount": 7})).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn input(mut self, input: impl Serialize) -> Fire {
         match json::to_value(&input) {
             Ok(input) => self.call.input = input,

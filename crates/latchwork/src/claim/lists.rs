@@ -64,21 +64,57 @@ paged!(Strays => (EntityId, Option<String>), ClaimError);
 
 impl StoredClaims {
     /// The open claims, in the order of their entities. Await it for a page.
+    ///
+    /// ```
+    /// # use latchwork::claim::{Result, StoredClaims};
+    /// # async fn example(stored: StoredClaims) -> Result<()> {
+    /// for claim in stored.list().await? {
+    ///     println!("{} is at {}", claim.entity, claim.claim_into);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn list(&self) -> ClaimList {
         ClaimList { stored: self.clone(), needs_review: false, asked: Asked::of("claims") }
     }
 
     /// The changes of an entity by claim workflows, newest first. Await it for a page.
+    ///
+    /// ```
+    /// # use latchwork::claim::{Result, StoredClaims};
+    /// # async fn example(stored: StoredClaims) -> Result<()> {
+    /// for change in stored.history("i-1").limit(10).await? {
+    ///     println!("{:?}: {} to {}, {}", change.kind, change.from, change.to, change.reason);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn history(&self, entity: impl Into<EntityId>) -> Transitions {
         Transitions { stored: self.clone(), entity: entity.into(), asked: Asked::of("transitions") }
     }
 
     /// The after-effects that are not delivered yet. Their order has no meaning. Await it for a page.
+    ///
+    /// ```
+    /// # use latchwork::claim::{Result, StoredClaims};
+    /// # async fn example(stored: StoredClaims) -> Result<()> {
+    /// for effect in stored.undelivered().await? {
+    ///     println!("{} of {}", effect.name, effect.entity);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn undelivered(&self) -> Undelivered {
         Undelivered { stored: self.clone(), asked: Asked::of("after-effects") }
     }
 
     /// The dead letters, in the order of their entities. Await it for a page.
+    ///
+    /// ```
+    /// # use latchwork::claim::{Result, StoredClaims};
+    /// # async fn example(stored: StoredClaims) -> Result<()> {
+    /// for letter in stored.dead_letters().await? {
+    ///     println!("{}: {}", letter.effect.name, letter.error);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn dead_letters(&self) -> DeadLetters {
         DeadLetters { stored: self.clone(), asked: Asked::of("dead letters") }
     }
@@ -86,6 +122,15 @@ impl StoredClaims {
 
 impl Claims {
     /// The entities of a workflow whose status is not in the configuration, with that status. Await it for a page.
+    ///
+    /// ```
+    /// # use latchwork::claim::{Claims, Result};
+    /// # async fn example(claims: Claims) -> Result<()> {
+    /// for (entity, status) in claims.strays("invoice").await? {
+    ///     println!("{entity} is at {status:?}");
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn strays(&self, workflow: impl Into<String>) -> Strays {
         Strays { claims: self.clone(), workflow: workflow.into(), asked: Asked::of("strays") }
     }
@@ -98,6 +143,15 @@ fn all_of<'a>(view: &'a View, space: &'a Space) -> Records<'a> {
 
 impl ClaimList {
     /// Only claims that need review: they wait for an operator.
+    ///
+    /// ```
+    /// # use latchwork::claim::{Result, StoredClaims};
+    /// # async fn example(stored: StoredClaims) -> Result<()> {
+    /// for claim in stored.list().needs_review().await? {
+    ///     println!("{}: {:?}", claim.entity, claim.holder.needs_review);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn needs_review(mut self) -> ClaimList {
         self.needs_review = true;
         self

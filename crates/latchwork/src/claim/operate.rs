@@ -112,12 +112,29 @@ pub struct ClaimOperator {
 
 impl StoredClaims {
     /// The claims of a store. The store may be open for reading only.
+    ///
+    /// ```
+    /// # use latchwork::claim::{Result, StoredClaims};
+    /// # use latchwork::store::Store;
+    /// # async fn example() -> Result<()> {
+    /// let stored = StoredClaims::on(&Store::open_read_only("./data").await?).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn on(store: &Store) -> Result<StoredClaims> {
         let (spaces, sessions) = (ClaimSpaces::find(store).await?, lock::name::LockSpaces::find(store).await?);
         Ok(StoredClaims { store: store.clone(), spaces, sessions })
     }
 
     /// The claim on an entity.
+    ///
+    /// ```
+    /// # use latchwork::claim::{Result, StoredClaims};
+    /// # async fn example(stored: StoredClaims) -> Result<()> {
+    /// if let Some(claim) = stored.get("i-1").await? {
+    ///     println!("{} is held by {}", claim.entity, claim.holder.owner);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn get(&self, entity: impl Into<EntityId>) -> Result<Option<OpenClaim>> {
         let (entity, Some(spaces)) = (entity.into(), &self.spaces) else { return Ok(None) };
         let view = self.store.view().await?;
@@ -213,6 +230,14 @@ impl Ledger {
 impl ClaimOperator {
     /// An operator for the claims in the store of an engine. The engine may be
     /// [idle](crate::workflow::EngineBuilder::idle).
+    ///
+    /// ```
+    /// # use latchwork::claim::{ClaimOperator, Result};
+    /// # use latchwork::workflow::Engine;
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// let operator = ClaimOperator::on(&engine).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn on(engine: &Engine) -> Result<ClaimOperator> {
         let inner = &engine.inner;
         if let Some(claims) = claims::ClaimsInner::on(inner) {
@@ -228,6 +253,13 @@ impl ClaimOperator {
     }
 
     /// The claims, for reading.
+    ///
+    /// ```
+    /// # use latchwork::claim::{ClaimOperator, Result};
+    /// # async fn example(operator: ClaimOperator) -> Result<()> {
+    /// let claim = operator.stored().get("i-1").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn stored(&self) -> &StoredClaims {
         &self.stored
     }
@@ -239,6 +271,13 @@ impl ClaimOperator {
 
     /// Ends the claim on an entity. The entity returns to the status it came from. An action that still runs cannot
     /// change anything any more.
+    ///
+    /// ```
+    /// # use latchwork::claim::{ClaimOperator, Result};
+    /// # async fn example(operator: ClaimOperator) -> Result<()> {
+    /// operator.release("i-1", "ada@example.org", "the bank does not answer").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn release(&self, entity: impl Into<EntityId>, actor: &str, reason: &str) -> Result<()> {
         let entity = entity.into();
         let (claim, _) = self.claim_on(&entity).await?;
@@ -249,6 +288,13 @@ impl ClaimOperator {
     }
 
     /// Makes the program that has the action run it again, for a claim that waits for an operator.
+    ///
+    /// ```
+    /// # use latchwork::claim::{ClaimOperator, Result};
+    /// # async fn example(operator: ClaimOperator) -> Result<()> {
+    /// operator.retry("i-1", "ada@example.org", "the bank has no such payment").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn retry(&self, entity: impl Into<EntityId>, actor: &str, reason: &str) -> Result<()> {
         let entity = entity.into();
         let (claim, rev, standing) = self.in_review(&entity).await?;
@@ -279,6 +325,13 @@ impl ClaimOperator {
 
     /// Makes the transition of a claim that waits for an operator, if the operator knows that the action took effect.
     /// The action does not run; the after-effects are delivered.
+    ///
+    /// ```
+    /// # use latchwork::claim::{ClaimOperator, Result};
+    /// # async fn example(operator: ClaimOperator) -> Result<()> {
+    /// let rev = operator.complete("i-1", "ada@example.org", "the bank has the payment").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn complete(&self, entity: impl Into<EntityId>, actor: &str, reason: &str) -> Result<Rev> {
         let entity = entity.into();
         let (claim, _, standing) = self.in_review(&entity).await?;
@@ -296,6 +349,15 @@ impl ClaimOperator {
     }
 
     /// Puts a dead letter back into the outbox, with no attempts counted.
+    ///
+    /// ```
+    /// # use latchwork::claim::{ClaimOperator, Result};
+    /// # async fn example(operator: ClaimOperator) -> Result<()> {
+    /// for letter in operator.stored().dead_letters().await? {
+    ///     operator.redeliver(&letter.effect.key).await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn redeliver(&self, key: &str) -> Result<()> {
         let missing = || ClaimError::NoDeadLetter { key: key.into() };
         let named = EffectKey::parse(key).ok_or_else(missing)?;
@@ -327,17 +389,40 @@ pub struct Permitted {
 
 impl Claims {
     /// Returns the operator's interface to these claims.
+    ///
+    /// ```
+    /// # use latchwork::claim::{Claims, Result};
+    /// # async fn example(claims: Claims) -> Result<()> {
+    /// claims.operate().await?.release("i-1", "ada@example.org", "the bank does not answer").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn operate(&self) -> Result<ClaimOperator> {
         ClaimOperator::with(self.inner.ledger.clone(), self.inner.nudge.clone()).await
     }
 
     /// Makes the janitor look at all open claims now.
+    ///
+    /// ```
+    /// # use latchwork::claim::{Claims, Result};
+    /// # async fn example(claims: Claims) -> Result<()> {
+    /// let swept = claims.sweep().await?;
+    /// println!("{} of {} claims were abandoned", swept.recovered, swept.open);
+    /// # Ok(()) }
+    /// ```
     pub async fn sweep(&self) -> Result<crate::claim::Swept> {
         self.inner.sweep().await
     }
 
     /// Returns the steps of a workflow that a requester can fire for an entity, and every reason against the others.
     /// Guards are called without an input.
+    ///
+    /// ```
+    /// # use latchwork::claim::{Claims, Result};
+    /// # async fn example(claims: Claims) -> Result<()> {
+    /// let permitted = claims.permitted("invoice", "i-1", "admin").await?;
+    /// println!("at {}: {:?}", permitted.status, permitted.steps);
+    /// # Ok(()) }
+    /// ```
     pub async fn permitted(&self, workflow: &str, entity: impl Into<EntityId>, requester: &str) -> Result<Permitted> {
         let (inner, entity) = (&self.inner, entity.into());
         let machine = inner.machine(workflow)?;

@@ -49,21 +49,43 @@ pub struct Rejection {
 
 impl Outcome {
     /// Success without an output.
+    ///
+    /// ```
+    /// # use latchwork::claim::Outcome;
+    /// assert!(matches!(Outcome::done(), Outcome::Success { .. }));
+    /// ```
     pub fn done() -> Outcome {
         Outcome::Success { output: Value::Null }
     }
 
     /// Success with an output.
+    ///
+    /// ```
+    /// # use latchwork::json;
+    /// # use latchwork::claim::Outcome;
+    /// let outcome = Outcome::output(json!({"paid": 7}));
+    /// assert_eq!(outcome, Outcome::Success { output: json!({"paid": 7}) });
+    /// ```
     pub fn output(output: impl Into<Value>) -> Outcome {
         Outcome::Success { output: output.into() }
     }
 
     /// A failure.
+    ///
+    /// ```
+    /// # use latchwork::claim::Outcome;
+    /// assert!(matches!(Outcome::failure("the card was refused"), Outcome::Failure(_)));
+    /// ```
     pub fn failure(message: impl Into<String>) -> Outcome {
         Outcome::Failure(ActionFailure { message: message.into(), code: None })
     }
 
     /// A rejection.
+    ///
+    /// ```
+    /// # use latchwork::claim::Outcome;
+    /// assert!(matches!(Outcome::rejection("the amount is not positive"), Outcome::Rejection(_)));
+    /// ```
     pub fn rejection(message: impl Into<String>) -> Outcome {
         Outcome::Rejection(Rejection { message: message.into(), field: None })
     }
@@ -216,6 +238,15 @@ pub struct Lost {
 
 impl Fired {
     /// The transition, if it was made.
+    ///
+    /// ```
+    /// # use latchwork::claim::{Claims, Result};
+    /// # async fn example(claims: Claims) -> Result<()> {
+    /// if let Some(done) = claims.fire("invoice", "pay", "i-1").await?.done() {
+    ///     println!("from {} to {}", done.from, done.to);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn done(self) -> Option<Transitioned> {
         match self {
             Fired::Done(done) => Some(done),
@@ -224,11 +255,27 @@ impl Fired {
     }
 
     /// True if the transition was made.
+    ///
+    /// ```
+    /// # use latchwork::claim::{Claims, Result};
+    /// # async fn example(claims: Claims) -> Result<()> {
+    /// let is_paid = claims.fire("invoice", "pay", "i-1").await?.is_done();
+    /// # Ok(()) }
+    /// ```
     pub fn is_done(&self) -> bool {
         matches!(self, Fired::Done(_))
     }
 
     /// True if the action did not run, because another caller was faster or the step cannot be fired.
+    ///
+    /// ```
+    /// # use latchwork::claim::{Claims, Result};
+    /// # async fn example(claims: Claims) -> Result<()> {
+    /// if claims.fire("invoice", "pay", "i-1").await?.is_refused() {
+    ///     println!("another caller was faster, or the invoice cannot be paid");
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn is_refused(&self) -> bool {
         matches!(self, Fired::ClaimFailed(_) | Fired::NotPermitted(_))
     }
