@@ -37,21 +37,90 @@ pub struct CrashOutcome<O> {
 
 impl<O> CrashOutcome<O> {
     /// The engine that recovered the execution. It still runs, and time passes while the check waits.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// # use latchwork::testing::crash_everywhere;
+    /// # use latchwork::workflow::{Ctx, Workflow, workflow};
+    /// # fn order() -> Workflow<u64, u64> {
+    /// #     workflow("order").run(async |ctx: Ctx, price: u64| {
+    /// #         ctx.run("charge", async || Ok(price)).await
+    /// #     })
+    /// # }
+    /// crash_everywhere(order, 7, async |outcome| {
+    ///     assert!(outcome.engine().history("execution").await.is_ok());
+    /// })
+    /// .await;
+    /// # }
+    /// ```
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
 
     /// The entities after the run.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// # use latchwork::testing::crash_everywhere;
+    /// # use latchwork::workflow::{Ctx, Workflow, workflow};
+    /// # fn order() -> Workflow<u64, u64> {
+    /// #     workflow("order").run(async |ctx: Ctx, price: u64| {
+    /// #         ctx.run("charge", async || Ok(price)).await
+    /// #     })
+    /// # }
+    /// crash_everywhere(order, 7, async |outcome| {
+    ///     assert!(outcome.entities().get("account-1").await.unwrap().is_none());
+    /// })
+    /// .await;
+    /// # }
+    /// ```
     pub fn entities(&self) -> &Entities {
         self.engine.entities()
     }
 
     /// The slots and containers after the run.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// # use latchwork::testing::crash_everywhere;
+    /// # use latchwork::workflow::{Ctx, Workflow, workflow};
+    /// # fn order() -> Workflow<u64, u64> {
+    /// #     workflow("order").run(async |ctx: Ctx, price: u64| {
+    /// #         ctx.run("charge", async || Ok(price)).await
+    /// #     })
+    /// # }
+    /// crash_everywhere(order, 7, async |outcome| {
+    ///     let income = outcome.states().global().slot::<u64>("income").get().await.unwrap();
+    ///     assert_eq!(income, None, "{}", outcome.crash);
+    /// })
+    /// .await;
+    /// # }
+    /// ```
     pub fn states(&self) -> &States {
         self.engine.states()
     }
 
     /// The store after the run.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// # use latchwork::testing::crash_everywhere;
+    /// # use latchwork::workflow::{Ctx, Workflow, workflow};
+    /// # fn order() -> Workflow<u64, u64> {
+    /// #     workflow("order").run(async |ctx: Ctx, price: u64| {
+    /// #         ctx.run("charge", async || Ok(price)).await
+    /// #     })
+    /// # }
+    /// crash_everywhere(order, 7, async |outcome| {
+    ///     assert!(!outcome.store().spaces().await.unwrap().is_empty());
+    /// })
+    /// .await;
+    /// # }
+    /// ```
     pub fn store(&self) -> &Store {
         self.engine.store()
     }
@@ -169,12 +238,45 @@ where
 {
     /// Crashes of this workflow, started with this input under the id `execution`. The first argument makes the
     /// workflow, once for each run.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// # use latchwork::testing::Crashes;
+    /// # use latchwork::workflow::{Ctx, Workflow, workflow};
+    /// # fn order() -> Workflow<u64, u64> {
+    /// #     workflow("order").run(async |ctx: Ctx, price: u64| {
+    /// #         ctx.run("charge", async || Ok(price)).await
+    /// #     })
+    /// # }
+    /// Crashes::of(order, 7)
+    ///     .run(async |outcome| assert_eq!(outcome.result.as_ref().unwrap(), &7))
+    ///     .await;
+    /// # }
+    /// ```
     pub fn of(workflow: impl FnMut() -> Workflow<I, O> + 'a, input: I) -> Crashes<'a, I, O> {
         let (workflow, others) = (Box::new(workflow), Vec::new());
         Crashes { workflow, input, others, set_up: nothing(), outside: nothing(), allows_any_path: false }
     }
 
     /// Registers another workflow, which is made once for each run.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// # use latchwork::testing::Crashes;
+    /// # use latchwork::workflow::{Ctx, Workflow, workflow};
+    /// # fn order() -> Workflow<u64, u64> {
+    /// #     workflow("order").run(async |ctx: Ctx, price: u64| {
+    /// #         ctx.run("charge", async || Ok(price)).await
+    /// #     })
+    /// # }
+    /// let crashes = Crashes::of(order, 7).register(|| {
+    ///     workflow("mail").run(async |_: Ctx, address: String| Ok(address.len())) // a child of the order, for example
+    /// });
+    /// crashes.run(async |outcome| assert!(outcome.result.is_ok())).await;
+    /// # }
+    /// ```
     pub fn register<A: 'static, B: 'static>(
         mut self,
         mut workflow: impl FnMut() -> Workflow<A, B> + 'a,
@@ -185,6 +287,21 @@ where
 
     /// Runs this in place of the body of every step of that name. It gets the number of the attempt, from 1. Its result
     /// must depend on that number only, because all runs share it.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// # use latchwork::testing::Crashes;
+    /// # use latchwork::workflow::{Ctx, Workflow, workflow};
+    /// # fn order() -> Workflow<u64, u64> {
+    /// #     workflow("order").run(async |ctx: Ctx, price: u64| {
+    /// #         ctx.run("charge", async || Ok(price)).await
+    /// #     })
+    /// # }
+    /// let crashes = Crashes::of(order, 7).mock("charge", |_attempt| Ok(8u64));
+    /// crashes.run(async |outcome| assert_eq!(outcome.result.as_ref().unwrap(), &8)).await;
+    /// # }
+    /// ```
     pub fn mock<T: Serialize>(
         mut self,
         step: &str,
@@ -197,6 +314,23 @@ where
 
     /// Runs once in each run before the execution is started, for example to add entities and slots that it needs. No
     /// crash happens during it.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// # use latchwork::testing::Crashes;
+    /// # use latchwork::workflow::{Ctx, Engine, Workflow, workflow};
+    /// # fn order() -> Workflow<u64, u64> {
+    /// #     workflow("order").run(async |ctx: Ctx, price: u64| {
+    /// #         ctx.run("charge", async || Ok(price)).await
+    /// #     })
+    /// # }
+    /// let crashes = Crashes::of(order, 7).set_up(async |engine: Engine| {
+    ///     engine.states().global().slot::<u64>("income").set(41).await.unwrap();
+    /// });
+    /// crashes.run(async |outcome| assert!(outcome.result.is_ok())).await;
+    /// # }
+    /// ```
     pub fn set_up<F>(mut self, set_up: impl Fn(Engine) -> F + 'a) -> Crashes<'a, I, O>
     where
         F: Future<Output = ()> + 'a,
@@ -207,6 +341,23 @@ where
 
     /// What callers do while the execution runs, from the start of each life. It is done in both lives of a run, so
     /// messages need ids.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// # use latchwork::testing::Crashes;
+    /// # use latchwork::workflow::{Ctx, Engine, Workflow, workflow};
+    /// # fn approval() -> Workflow<(), String> {
+    /// #     workflow("approval").run(async |ctx: Ctx, _: ()| {
+    /// #         ctx.receive::<String>("approve").await
+    /// #     })
+    /// # }
+    /// let crashes = Crashes::of(approval, ()).outside(async |engine: Engine| {
+    ///     let _ = engine.signal("execution", "approve", &"Ada").id("click-1").await;
+    /// });
+    /// crashes.run(async |outcome| assert_eq!(outcome.result.as_ref().unwrap(), "Ada")).await;
+    /// # }
+    /// ```
     pub fn outside<F>(mut self, outside: impl Fn(Engine) -> F + 'a) -> Crashes<'a, I, O>
     where
         F: Future<Output = ()> + 'a,
@@ -217,6 +368,20 @@ where
 
     /// Allows runs to take different paths: for bodies that do real I/O, or on a runtime of several threads. Runs then
     /// continue until one of them ends before its crash, and the number of crashes may differ.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// # use latchwork::testing::Crashes;
+    /// # use latchwork::workflow::{Ctx, Workflow, workflow};
+    /// # fn order() -> Workflow<u64, u64> {
+    /// #     workflow("order").run(async |ctx: Ctx, price: u64| {
+    /// #         ctx.run("charge", async || Ok(price)).await
+    /// #     })
+    /// # }
+    /// Crashes::of(order, 7).any_path().run(async |outcome| assert!(outcome.result.is_ok())).await;
+    /// # }
+    /// ```
     pub fn any_path(mut self) -> Crashes<'a, I, O> {
         self.allows_any_path = true;
         self
@@ -227,6 +392,21 @@ where
     /// # Panics
     ///
     /// If a run takes another path than the first run; see [`crash_everywhere`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// # use latchwork::testing::Crashes;
+    /// # use latchwork::workflow::{Ctx, Workflow, workflow};
+    /// # fn order() -> Workflow<u64, u64> {
+    /// #     workflow("order").run(async |ctx: Ctx, price: u64| {
+    /// #         ctx.run("charge", async || Ok(price)).await
+    /// #     })
+    /// # }
+    /// let crashes = Crashes::of(order, 7).run(async |outcome| assert!(outcome.result.is_ok())).await;
+    /// println!("the order has survived {crashes} crashes");
+    /// # }
+    /// ```
     pub async fn run(mut self, mut check: impl AsyncFnMut(&CrashOutcome<O>)) -> u64 {
         let first = self.fresh().live_through(&self, None).await;
         let commits = if self.allows_any_path { u64::MAX } else { first.commits };

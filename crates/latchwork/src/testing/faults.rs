@@ -52,6 +52,13 @@ impl Default for Faults {
 
 impl Faults {
     /// No faults.
+    ///
+    /// ```
+    /// # use latchwork::testing::Faults;
+    /// let mut only_crashes = Faults::none();
+    /// only_crashes.crashes = true;
+    /// only_crashes.lives = 6;
+    /// ```
     pub fn none() -> Faults {
         Faults::with(0, false)
     }

@@ -101,12 +101,38 @@ fn as_mock<T: Serialize>(mock: impl Fn(u32) -> std::result::Result<T, Failure> +
 
 impl TestEngineBuilder {
     /// Registers a workflow.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::testing::TestEngine;
+    /// # use latchwork::workflow::{Ctx, workflow};
+    /// # let order = workflow("order").run(async |ctx: Ctx, price: u64| {
+    /// #     ctx.run("charge", async || Ok(price)).await
+    /// # });
+    /// let test = TestEngine::build(1).register(&order).start().await?;
+    /// assert_eq!(test.complete(&order, 7).await?, 7);
+    /// # Ok(()) }
+    /// ```
     pub fn register<I: 'static, O: 'static>(mut self, workflow: &Workflow<I, O>) -> TestEngineBuilder {
         self.set_up.push(registering(workflow.clone()));
         self
     }
 
     /// Runs this in place of the body of every step of that name. It gets the number of the attempt, from 1.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::testing::TestEngine;
+    /// # use latchwork::workflow::{Ctx, workflow};
+    /// # let order = workflow("order").run(async |ctx: Ctx, price: u64| {
+    /// #     ctx.run("charge", async || Ok(price)).await
+    /// # });
+    /// let test = TestEngine::build(1).register(&order).mock("charge", |_attempt| Ok(8u64)).start().await?;
+    /// assert_eq!(test.complete(&order, 7).await?, 8);
+    /// # Ok(()) }
+    /// ```
     pub fn mock<T: Serialize>(
         mut self,
         step: &str,
@@ -117,6 +143,18 @@ impl TestEngineBuilder {
     }
 
     /// Starts the engine.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::testing::TestEngine;
+    /// # use latchwork::workflow::{Ctx, workflow};
+    /// # let order = workflow("order").run(async |ctx: Ctx, price: u64| {
+    /// #     ctx.run("charge", async || Ok(price)).await
+    /// # });
+    /// let test = TestEngine::build(1).register(&order).start().await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn start(self) -> Result<TestEngine> {
         let (env, clock) = Env::seeded(self.seed);
         let memory = Arc::new(MemoryBackend::new(env.clone()));
@@ -132,43 +170,157 @@ impl TestEngineBuilder {
 
 impl TestEngine {
     /// Builds an engine with several workflows or with mocks. All random decisions follow from the seed.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::testing::TestEngine;
+    /// # use latchwork::workflow::{Ctx, workflow};
+    /// # let order = workflow("order").run(async |ctx: Ctx, price: u64| {
+    /// #     ctx.run("charge", async || Ok(price)).await
+    /// # });
+    /// let test = TestEngine::build(1).register(&order).start().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn build(seed: u64) -> TestEngineBuilder {
         TestEngineBuilder { seed, set_up: Vec::new() }
     }
 
     /// An engine with one workflow. All random decisions follow from the seed.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::testing::TestEngine;
+    /// # use latchwork::workflow::{Ctx, workflow};
+    /// # let order = workflow("order").run(async |ctx: Ctx, price: u64| {
+    /// #     ctx.run("charge", async || Ok(price)).await
+    /// # });
+    /// let test = TestEngine::new(&order, 1).await?;
+    /// assert_eq!(test.complete(&order, 7).await?, 7);
+    /// # Ok(()) }
+    /// ```
     pub async fn new<I: 'static, O: 'static>(workflow: &Workflow<I, O>, seed: u64) -> Result<TestEngine> {
         TestEngine::build(seed).register(workflow).start().await
     }
 
     /// The recorded history of an execution so far, to compare it with what you expect.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::testing::TestEngine;
+    /// # use latchwork::workflow::{Ctx, workflow};
+    /// # let order = workflow("order").run(async |ctx: Ctx, price: u64| {
+    /// #     ctx.run("charge", async || Ok(price)).await
+    /// # });
+    /// # let test = TestEngine::new(&order, 1).await?;
+    /// let handle = test.engine().start(&order, 7).id("order-7").await?;
+    /// test.run(handle.result()).await?;
+    /// assert_eq!(test.history("order-7").await?.steps(), ["charge"]);
+    /// # Ok(()) }
+    /// ```
     pub async fn history(&self, id: impl Into<ExecutionId>) -> Result<History> {
         self.engine.history(id).await
     }
 
     /// The engine itself.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::testing::TestEngine;
+    /// # use latchwork::workflow::{Ctx, workflow};
+    /// # let order = workflow("order").run(async |ctx: Ctx, price: u64| {
+    /// #     ctx.run("charge", async || Ok(price)).await
+    /// # });
+    /// # let test = TestEngine::new(&order, 1).await?;
+    /// let handle = test.engine().start(&order, 7).await?;
+    /// assert_eq!(test.run(handle.result()).await?, 7);
+    /// # Ok(()) }
+    /// ```
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
 
     /// The environment, which has the time.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use std::time::Duration;
+    /// # use latchwork::testing::TestEngine;
+    /// # use latchwork::workflow::{Ctx, workflow};
+    /// # let order = workflow("order").run(async |ctx: Ctx, price: u64| {
+    /// #     ctx.run("charge", async || Ok(price)).await
+    /// # });
+    /// # let test = TestEngine::new(&order, 1).await?;
+    /// let before = test.env().now();
+    /// test.run(test.env().sleep(Duration::from_secs(3600))).await;
+    /// assert!(test.env().now().since(before) >= Duration::from_secs(3600));
+    /// # Ok(()) }
+    /// ```
     pub fn env(&self) -> &Env {
         &self.env
     }
 
     /// Sets the time of day, forwards or backwards, as an operator or NTP would. The engine is not notified: it finds
     /// some time later what is due by then.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use std::time::Duration;
+    /// # use latchwork::testing::TestEngine;
+    /// # use latchwork::workflow::{Ctx, workflow};
+    /// # let order = workflow("order").run(async |ctx: Ctx, price: u64| {
+    /// #     ctx.run("charge", async || Ok(price)).await
+    /// # });
+    /// # let test = TestEngine::new(&order, 1).await?;
+    /// let tomorrow = test.env().now().plus(Duration::from_secs(86_400));
+    /// test.set_time(tomorrow);
+    /// assert!(test.env().now() >= tomorrow);
+    /// # Ok(()) }
+    /// ```
     pub fn set_time(&self, now: Timestamp) {
         self.clock.jump_to(now);
     }
 
     /// The names of the steps whose bodies ran so far, in order.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::testing::TestEngine;
+    /// # use latchwork::workflow::{Ctx, workflow};
+    /// # let order = workflow("order").run(async |ctx: Ctx, price: u64| {
+    /// #     ctx.run("charge", async || Ok(price)).await
+    /// # });
+    /// # let test = TestEngine::new(&order, 1).await?;
+    /// test.complete(&order, 7).await?;
+    /// assert_eq!(test.bodies(), ["charge"]);
+    /// # Ok(()) }
+    /// ```
     pub fn bodies(&self) -> Vec<String> {
         self.course.bodies()
     }
 
     /// Runs a future while time passes by itself. Outside of this call time stands still: a caller that waits there for
     /// an execution panics after ten seconds of real time.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::testing::TestEngine;
+    /// # use latchwork::workflow::{Ctx, workflow};
+    /// # let order = workflow("order").run(async |ctx: Ctx, price: u64| {
+    /// #     ctx.run("charge", async || Ok(price)).await
+    /// # });
+    /// # let test = TestEngine::new(&order, 1).await?;
+    /// let handle = test.engine().start(&order, 7).await?;
+    /// assert_eq!(test.run(handle.result()).await?, 7);
+    /// # Ok(()) }
+    /// ```
     pub async fn run<T>(&self, future: impl Future<Output = T>) -> T {
         let _driving = self.time.begin();
         while_time_passes(&self.clock, &self.env, future).await
@@ -176,6 +328,19 @@ impl TestEngine {
 
     /// Starts an execution and waits for its result, while time passes by itself. A parked execution is an error,
     /// because a test has no operator.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::testing::TestEngine;
+    /// # use latchwork::workflow::{Ctx, workflow};
+    /// # let order = workflow("order").run(async |ctx: Ctx, price: u64| {
+    /// #     ctx.run("charge", async || Ok(price)).await
+    /// # });
+    /// # let test = TestEngine::new(&order, 1).await?;
+    /// assert_eq!(test.complete(&order, 7).await?, 7);
+    /// # Ok(()) }
+    /// ```
     pub async fn complete<I, O>(&self, workflow: &Workflow<I, O>, input: I) -> Result<O>
     where
         I: Serialize + Send + 'static,

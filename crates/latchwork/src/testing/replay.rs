@@ -27,6 +27,22 @@ pub struct Mismatch {
 
 /// Runs a workflow's code on a recorded history, up to its end, without running the body of any step. Fails where an
 /// engine would park the execution, or if the code returns another result than the recorded one.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # use latchwork::testing::{TestEngine, replay};
+/// # use latchwork::workflow::{Ctx, workflow};
+/// # let order = workflow("order").run(async |ctx: Ctx, price: u64| {
+/// #     ctx.run("charge", async || Ok(price)).await
+/// # });
+/// # let test = TestEngine::new(&order, 1).await?;
+/// # let handle = test.engine().start(&order, 7).id("order-7").await?;
+/// # test.run(handle.result()).await?;
+/// let history = test.history("order-7").await?; // or read from a file, as JSON
+/// replay(&history, &order).await?;
+/// # Ok(()) }
+/// ```
 pub async fn replay<I, O>(history: &History, workflow: &Workflow<I, O>) -> std::result::Result<(), Mismatch> {
     let mismatch = |reason: String| Err(Mismatch { id: history.id.clone(), reason });
     if history.workflow != workflow.name() {

@@ -80,26 +80,66 @@ pub struct Caller {
 
 impl Caller {
     /// The engine of this life.
+    ///
+    /// ```
+    /// # use latchwork::testing::Caller;
+    /// # use latchwork::workflow::Result;
+    /// # async fn example(caller: Caller) -> Result<()> {
+    /// let handle = caller.engine().start_by_name("double", 4).id("a").or_join().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
 
     /// The number of this life, from 1.
+    ///
+    /// ```
+    /// # use latchwork::testing::Caller;
+    /// # fn example(caller: Caller) {
+    /// println!("the engine was started {} times", caller.life());
+    /// # }
+    /// ```
     pub fn life(&self) -> u32 {
         self.life
     }
 
     /// The environment: time and randomness.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::testing::Caller;
+    /// # use latchwork::workflow::Result;
+    /// # async fn example(caller: Caller) -> Result<()> {
+    /// caller.env().sleep(Duration::from_secs(60)).await;
+    /// # Ok(()) }
+    /// ```
     pub fn env(&self) -> &Env {
         &self.world.env
     }
 
     /// Adds a note to the trace.
+    ///
+    /// ```
+    /// # use latchwork::testing::Caller;
+    /// # fn example(caller: Caller) {
+    /// caller.note("the customer waits");
+    /// # }
+    /// ```
     pub fn note(&self, text: impl Into<String>) {
         self.world.note(self.life, TraceKind::Note(text.into()));
     }
 
     /// Records in the trace that a start was acknowledged.
+    ///
+    /// ```
+    /// # use latchwork::testing::Caller;
+    /// # use latchwork::workflow::Result;
+    /// # async fn example(caller: Caller) -> Result<()> {
+    /// let handle = caller.engine().start_by_name("double", 4).id("a").or_join().await?;
+    /// caller.started(handle.id());
+    /// # Ok(()) }
+    /// ```
     pub fn started(&self, id: &ExecutionId) {
         self.world.note(self.life, TraceKind::Started(id.clone()));
     }
@@ -107,24 +147,57 @@ impl Caller {
 
 impl Simulation {
     /// A simulation from a seed, with all faults.
+    ///
+    /// ```
+    /// # use latchwork::testing::Simulation;
+    /// # use latchwork::workflow::{Ctx, workflow};
+    /// # let double = workflow("double").run(async |_: Ctx, number: u64| Ok(2 * number));
+    /// Simulation::new(1).register(&double).start(&double, "a", 4).run().assert_settled();
+    /// ```
     pub fn new(seed: u64) -> Simulation {
         let (faults, timeout) = (Faults::default(), Duration::from_secs(30 * 86_400));
         Simulation { seed, faults, timeout, register: Vec::new(), clients: Vec::new(), looks: Vec::new() }
     }
 
     /// Sets the faults that may happen.
+    ///
+    /// ```
+    /// # use latchwork::testing::{Faults, Simulation};
+    /// # use latchwork::workflow::{Ctx, workflow};
+    /// # let double = workflow("double").run(async |_: Ctx, number: u64| Ok(2 * number));
+    /// let mut faults = Faults::none();
+    /// faults.crashes = true;
+    /// faults.lives = 3;
+    /// Simulation::new(1).faults(faults).register(&double).start(&double, "a", 4).run().assert_settled();
+    /// ```
     pub fn faults(mut self, faults: Faults) -> Simulation {
         self.faults = faults;
         self
     }
 
     /// Sets how much virtual time the simulation may take until everything has ended: 30 days by default.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::testing::Simulation;
+    /// # use latchwork::workflow::{Ctx, workflow};
+    /// # let double = workflow("double").run(async |_: Ctx, number: u64| Ok(2 * number));
+    /// let simulation = Simulation::new(1).timeout(Duration::from_secs(90 * 86_400));
+    /// simulation.register(&double).start(&double, "a", 4).run().assert_settled();
+    /// ```
     pub fn timeout(mut self, timeout: Duration) -> Simulation {
         self.timeout = timeout;
         self
     }
 
     /// Registers a workflow with every engine.
+    ///
+    /// ```
+    /// # use latchwork::testing::Simulation;
+    /// # use latchwork::workflow::{Ctx, workflow};
+    /// # let double = workflow("double").run(async |_: Ctx, number: u64| Ok(2 * number));
+    /// Simulation::new(1).register(&double).start(&double, "a", 4).run().assert_settled();
+    /// ```
     pub fn register<I: 'static, O: 'static>(mut self, workflow: &Workflow<I, O>) -> Simulation {
         let workflow = workflow.clone();
         self.register.push(Arc::new(move |engine| engine.register(&workflow)));
@@ -132,6 +205,14 @@ impl Simulation {
     }
 
     /// Adds a caller that starts an execution, or joins it, and waits for its result, in every life until it has it.
+    ///
+    /// ```
+    /// # use latchwork::testing::Simulation;
+    /// # use latchwork::workflow::{Ctx, workflow};
+    /// # let double = workflow("double").run(async |_: Ctx, number: u64| Ok(2 * number));
+    /// let report = Simulation::new(1).register(&double).start(&double, "a", 4).start(&double, "b", 5).run();
+    /// assert_eq!(report.output::<u64>("b").unwrap(), 10);
+    /// ```
     pub fn start<I, O>(self, workflow: &Workflow<I, O>, id: impl Into<ExecutionId>, input: I) -> Simulation
     where
         I: Serialize + Clone + Send + Sync + 'static,
@@ -153,6 +234,18 @@ impl Simulation {
 
     /// Adds a caller that uses the engine. It is called in every life until it has returned once. It is called again if
     /// it returns that the engine has stopped or that the store failed. Every other error is in the report.
+    ///
+    /// ```
+    /// # use latchwork::testing::{Caller, Simulation};
+    /// # use latchwork::workflow::{Ctx, workflow};
+    /// # let double = workflow("double").run(async |_: Ctx, number: u64| Ok(2 * number));
+    /// let simulation = Simulation::new(1).register(&double).client(|caller: Caller| async move {
+    ///     let handle = caller.engine().start_by_name("double", 4).id("a").or_join().await?;
+    ///     caller.note(format!("the result is {}", handle.result().await?));
+    ///     Ok(())
+    /// });
+    /// simulation.run().assert_settled();
+    /// ```
     pub fn client<F, Fut>(mut self, client: F) -> Simulation
     where
         F: Fn(Caller) -> Fut + Send + Sync + 'static,
@@ -163,6 +256,18 @@ impl Simulation {
     }
 
     /// Looks at the store at the end of the simulation, through an engine without workflows. An error is in the report.
+    ///
+    /// ```
+    /// # use latchwork::testing::Simulation;
+    /// # use latchwork::workflow::{Ctx, Engine, workflow};
+    /// # let double = workflow("double").run(async |_: Ctx, number: u64| Ok(2 * number));
+    /// let simulation = Simulation::new(1).register(&double).start(&double, "a", 4);
+    /// let simulation = simulation.afterwards(|engine: Engine| async move {
+    ///     assert!(engine.describe("a").await?.status().is_end());
+    ///     Ok(())
+    /// });
+    /// simulation.run().assert_settled();
+    /// ```
     pub fn afterwards<F, Fut>(mut self, look: F) -> Simulation
     where
         F: FnOnce(Engine) -> Fut + Send + 'static,
@@ -173,6 +278,14 @@ impl Simulation {
     }
 
     /// Runs the simulation on a runtime of its own. Do not call it from inside of an asynchronous runtime.
+    ///
+    /// ```
+    /// # use latchwork::testing::Simulation;
+    /// # use latchwork::workflow::{Ctx, workflow};
+    /// # let double = workflow("double").run(async |_: Ctx, number: u64| Ok(2 * number));
+    /// let report = Simulation::new(1).register(&double).start(&double, "a", 4).run();
+    /// println!("{} engines were started", report.lives);
+    /// ```
     pub fn run(self) -> Report {
         let runtime = tokio::runtime::Builder::new_current_thread().build();
         let runtime = runtime.expect("a runtime without threads and files can be made");
@@ -516,6 +629,14 @@ pub struct Report {
 
 impl Report {
     /// The output of an execution, or why there is none.
+    ///
+    /// ```
+    /// # use latchwork::testing::Simulation;
+    /// # use latchwork::workflow::{Ctx, workflow};
+    /// # let double = workflow("double").run(async |_: Ctx, number: u64| Ok(2 * number));
+    /// let report = Simulation::new(1).register(&double).start(&double, "a", 4).run();
+    /// assert_eq!(report.output::<u64>("a").unwrap(), 8);
+    /// ```
     pub fn output<O: DeserializeOwned>(&self, id: impl Into<ExecutionId>) -> Result<O> {
         let id = id.into();
         let result = self.results.get(&id).cloned().unwrap_or(Err(WorkflowError::NotFound { id: id.clone() }))?;
@@ -527,6 +648,14 @@ impl Report {
     /// # Panics
     ///
     /// If this is not true. The message contains the trace.
+    ///
+    /// ```
+    /// # use latchwork::testing::Simulation;
+    /// # use latchwork::workflow::{Ctx, workflow};
+    /// # let double = workflow("double").run(async |_: Ctx, number: u64| Ok(2 * number));
+    /// let report = Simulation::new(1).register(&double).start(&double, "a", 4).run();
+    /// report.assert_settled();
+    /// ```
     pub fn assert_settled(&self) {
         let is_settled =
             self.stuck.is_none() && self.unfinished.is_empty() && self.parked.is_empty() && self.errors.is_empty();
