@@ -61,30 +61,67 @@ impl Engine {
 
 impl Bulk {
     /// Only counts the selected executions.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, ExecutionFilter, Result};
+    /// # async fn example(engine: Engine, orders: ExecutionFilter) -> Result<()> {
+    /// let report = engine.bulk(orders).dry_run().cancel("the shop is closed").await?;
+    /// println!("this would cancel {} executions", report.matched);
+    /// # Ok(()) }
+    /// ```
     pub fn dry_run(mut self) -> Bulk {
         self.is_dry = true;
         self
     }
 
     /// Sets an id: a signal that is sent again under the same id counts once for each execution.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, ExecutionFilter, Result};
+    /// # async fn example(engine: Engine, orders: ExecutionFilter) -> Result<()> {
+    /// engine.bulk(orders).operation("reminder of monday").signal("remind", &"please pay").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn operation(mut self, id: impl Into<String>) -> Bulk {
         self.operation = Some(id.into());
         self
     }
 
     /// Cancels them.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, ExecutionFilter, Result};
+    /// # async fn example(engine: Engine, orders: ExecutionFilter) -> Result<()> {
+    /// let report = engine.bulk(orders).cancel("the shop is closed").await?;
+    /// println!("{} of {} are cancelled", report.done, report.matched);
+    /// # Ok(()) }
+    /// ```
     pub async fn cancel(self, reason: &str) -> Result<BulkReport> {
         let engine = &self.engine;
         self.each(|id| async move { engine.cancel(id, reason).await }).await
     }
 
     /// Ends them as failed; their code does not run any more.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, ExecutionFilter, Result};
+    /// # async fn example(engine: Engine, orders: ExecutionFilter) -> Result<()> {
+    /// engine.bulk(orders).terminate("they were a test").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn terminate(self, reason: &str) -> Result<BulkReport> {
         let engine = &self.engine;
         self.each(|id| async move { engine.terminate(id, reason).await }).await
     }
 
     /// Sends a signal to each of them.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, ExecutionFilter, Result};
+    /// # async fn example(engine: Engine, orders: ExecutionFilter) -> Result<()> {
+    /// engine.bulk(orders).signal("remind", &"please pay").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn signal(self, name: &str, payload: &impl Serialize) -> Result<BulkReport> {
         let engine = &self.engine;
         let operation = self.operation.clone().unwrap_or_else(|| engine.store().env().uuid().to_string());
@@ -93,6 +130,14 @@ impl Bulk {
     }
 
     /// Retries at once the steps that wait for their next attempt, and resumes the executions that are parked.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, ExecutionFilter, Result};
+    /// # async fn example(engine: Engine, orders: ExecutionFilter) -> Result<()> {
+    /// let report = engine.bulk(orders).retry().await?;
+    /// println!("{} try again, {} did not wait for it", report.done, report.passed_over);
+    /// # Ok(()) }
+    /// ```
     pub async fn retry(self) -> Result<BulkReport> {
         let engine = &self.engine;
         self.each(|id| async move { engine.retry_now(id).await }).await

@@ -26,6 +26,14 @@ paged!(Operations => Operation, WorkflowError);
 
 impl Engine {
     /// The recorded operations of an execution, page by page. Await it for a page.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// let page = engine.operations("order-7").limit(20).await?;
+    /// let rest = engine.operations("order-7").after(page.next).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn operations(&self, id: impl Into<ExecutionId>) -> Operations {
         Operations::new(self.inner.stored(), id.into())
     }

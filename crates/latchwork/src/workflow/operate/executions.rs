@@ -87,21 +87,55 @@ pub struct Description {
 
 impl Executions {
     /// The executions in a store.
+    ///
+    /// ```
+    /// # use latchwork::store::Store;
+    /// # use latchwork::workflow::{Executions, Result};
+    /// # async fn example() -> Result<()> {
+    /// let executions = Executions::on(&Store::open_read_only("./data").await?).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn on(store: &Store) -> Result<Executions> {
         Ok(Executions { store: store.clone(), spaces: EngineSpaces::find(store).await? })
     }
 
     /// Lists executions by their state, waits and labels, as [`Engine::list`] does.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{ExecutionFilter, Executions, Result, Status};
+    /// # async fn example(executions: Executions) -> Result<()> {
+    /// for execution in executions.list(ExecutionFilter::new().is(Status::Parked)).await? {
+    ///     println!("{execution}");
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn list(&self, filter: ExecutionFilter) -> List {
         List::new(self.clone(), filter)
     }
 
     /// The recorded operations of an execution, page by page. Await it for a page.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Executions, Result};
+    /// # async fn example(executions: Executions) -> Result<()> {
+    /// for operation in executions.operations("order-7").limit(20).await? {
+    ///     println!("{} {:?}: {}", operation.kind, operation.name, operation.state);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn operations(&self, id: impl Into<ExecutionId>) -> Operations {
         Operations::new(self.clone(), id.into())
     }
 
     /// Everything that is known of an execution except its operations.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Executions, Result};
+    /// # async fn example(executions: Executions) -> Result<()> {
+    /// let order = executions.describe("order-7").await?;
+    /// println!("{}, started with {}", order.status(), order.input);
+    /// # Ok(()) }
+    /// ```
     pub async fn describe(&self, id: impl Into<ExecutionId>) -> Result<Description> {
         let id = id.into();
         let view = self.store.view().await?;
@@ -119,6 +153,13 @@ impl Executions {
 
     /// What an execution waits for, as far as the store knows. This does not include what it does in a process's
     /// memory.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Executions, Result};
+    /// # async fn example(executions: Executions) -> Result<()> {
+    /// println!("{}", executions.why("order-7").await?);
+    /// # Ok(()) }
+    /// ```
     pub async fn why(&self, id: impl Into<ExecutionId>) -> Result<Why> {
         let (id, view) = (id.into(), self.store.view().await?);
         let (spaces, execution, changed) = self.read(&view, &id).await?;
@@ -149,6 +190,14 @@ impl EngineInner {
 
 impl Engine {
     /// Everything that is known of an execution except its operations.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// let order = engine.describe("order-7").await?;
+    /// println!("{}, started with {}", order.status(), order.input);
+    /// # Ok(()) }
+    /// ```
     pub async fn describe(&self, id: impl Into<ExecutionId>) -> Result<Description> {
         self.inner.stored().describe(id).await
     }

@@ -82,17 +82,32 @@ impl Values {
 
 impl ExecutionFilter {
     /// Selects all executions.
+    ///
+    /// ```
+    /// # use latchwork::workflow::ExecutionFilter;
+    /// assert_eq!(ExecutionFilter::new(), ExecutionFilter::default());
+    /// ```
     pub fn new() -> ExecutionFilter {
         ExecutionFilter::default()
     }
 
     /// Selects executions of this workflow; after several calls, of any of these workflows.
+    ///
+    /// ```
+    /// # use latchwork::workflow::ExecutionFilter;
+    /// let orders = ExecutionFilter::new().workflow("order").workflow("refund");
+    /// ```
     pub fn workflow(mut self, name: impl Into<String>) -> ExecutionFilter {
         self.workflows.insert(name.into());
         self
     }
 
     /// Selects executions of this status; after several calls, of any of these.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{ExecutionFilter, Status};
+    /// let ended_badly = ExecutionFilter::new().is(Status::Failed).is(Status::TimedOut);
+    /// ```
     pub fn is(mut self, is: Status) -> ExecutionFilter {
         self.is.insert(is);
         self
@@ -100,39 +115,74 @@ impl ExecutionFilter {
 
     /// Selects executions that wait for this, out of memory; after several calls, for any of these. [`WaitsFor::Timer`]
     /// selects those that are [`Status::Asleep`].
+    ///
+    /// ```
+    /// # use latchwork::workflow::{ExecutionFilter, WaitsFor};
+    /// let unapproved = ExecutionFilter::new().waits_for(WaitsFor::Signal("approve".into()));
+    /// ```
     pub fn waits_for(mut self, what: WaitsFor) -> ExecutionFilter {
         self.waits.push(what);
         self
     }
 
     /// Selects executions that have this tag; after several calls, all of these tags.
+    ///
+    /// ```
+    /// # use latchwork::workflow::ExecutionFilter;
+    /// let urgent = ExecutionFilter::new().tag("vip").tag("express");
+    /// ```
     pub fn tag(mut self, tag: impl Into<String>) -> ExecutionFilter {
         self.tags.insert(tag.into());
         self
     }
 
     /// Selects executions whose search attribute of this name has this value.
+    ///
+    /// ```
+    /// # use latchwork::workflow::ExecutionFilter;
+    /// let northern = ExecutionFilter::new().attribute("shop", "north");
+    /// ```
     pub fn attribute(mut self, name: impl Into<String>, value: impl Into<Attribute>) -> ExecutionFilter {
         self.attributes.push((name.into(), value.into()));
         self
     }
 
     /// Selects executions whose search attribute of this name is of the same kind as the value, and equal or greater.
+    ///
+    /// ```
+    /// # use latchwork::workflow::ExecutionFilter;
+    /// let expensive = ExecutionFilter::new().at_least("price", 100);
+    /// ```
     pub fn at_least(self, name: impl Into<String>, value: impl Into<Attribute>) -> ExecutionFilter {
         self.limit(name, BoundSide::AtLeast, value)
     }
 
     /// Selects executions whose search attribute of this name is of the same kind as the value, and greater.
+    ///
+    /// ```
+    /// # use latchwork::workflow::ExecutionFilter;
+    /// let expensive = ExecutionFilter::new().greater_than("price", 100);
+    /// ```
     pub fn greater_than(self, name: impl Into<String>, value: impl Into<Attribute>) -> ExecutionFilter {
         self.limit(name, BoundSide::Above, value)
     }
 
     /// Selects executions whose search attribute of this name is of the same kind as the value, and equal or less.
+    ///
+    /// ```
+    /// # use latchwork::workflow::ExecutionFilter;
+    /// let cheap = ExecutionFilter::new().at_most("price", 10);
+    /// ```
     pub fn at_most(self, name: impl Into<String>, value: impl Into<Attribute>) -> ExecutionFilter {
         self.limit(name, BoundSide::AtMost, value)
     }
 
     /// Selects executions whose search attribute of this name is of the same kind as the value, and less.
+    ///
+    /// ```
+    /// # use latchwork::workflow::ExecutionFilter;
+    /// let cheap = ExecutionFilter::new().less_than("price", 10);
+    /// ```
     pub fn less_than(self, name: impl Into<String>, value: impl Into<Attribute>) -> ExecutionFilter {
         self.limit(name, BoundSide::Below, value)
     }
@@ -143,6 +193,15 @@ impl ExecutionFilter {
     }
 
     /// Selects executions that were started between these times; after several calls, within all of these ranges.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::store::Timestamp;
+    /// # use latchwork::workflow::ExecutionFilter;
+    /// # fn example(now: Timestamp) {
+    /// let last_hour = ExecutionFilter::new().started(now.minus(Duration::from_secs(3600))..=now);
+    /// # }
+    /// ```
     pub fn started(mut self, times: impl RangeBounds<Timestamp>) -> ExecutionFilter {
         self.from_us = self.from_us.max(match times.start_bound() {
             Bound::Unbounded => 0,

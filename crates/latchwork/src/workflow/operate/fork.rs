@@ -74,24 +74,52 @@ impl Fork {
     /// Forks at the operation of this place, which is the first to run again: `3`, or `3.1/0` for the first operation
     /// in the second branch of the fork at place 3. The branches beside that one keep what they have recorded. Without
     /// a place, nothing is kept.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// let id = engine.fork("order-7").at("3").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn at(mut self, place: impl Into<String>) -> Fork {
         self.at = At::Place(place.into());
         self
     }
 
     /// Forks at the first step of this name.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// let id = engine.fork("order-7").at_step("ship").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn at_step(mut self, name: impl Into<String>) -> Fork {
         self.at = At::Step(name.into());
         self
     }
 
     /// Sets the id; without this, the id is a new UUIDv7. An id that is in use is refused.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// engine.fork("order-7").at_step("ship").id("order-7-again").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn id(mut self, id: impl Into<ExecutionId>) -> Fork {
         self.id = Some(id.into());
         self
     }
 
     /// Sets another input. Kept results stay, though they may come from the old input.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// let id = engine.fork("order-7").input(&8).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn input(mut self, input: &impl Serialize) -> Fork {
         self.input = Some(json::to_value(input).map(|input| input.to_string()));
         self

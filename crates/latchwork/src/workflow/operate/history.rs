@@ -178,6 +178,14 @@ impl ExecutionState {
 
 impl Engine {
     /// Returns the history of an execution so far.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// let history = engine.history("order-7").await?;
+    /// println!("{:?}", history.steps());
+    /// # Ok(()) }
+    /// ```
     pub async fn history(&self, id: impl Into<ExecutionId>) -> Result<History> {
         let id = id.into();
         let found = History::of(self.store(), id.clone()).await?;
@@ -187,6 +195,16 @@ impl Engine {
 
 impl History {
     /// Returns the history of an execution so far, from a store. Needs no engine, and changes nothing.
+    ///
+    /// ```
+    /// # use latchwork::store::Store;
+    /// # use latchwork::workflow::{History, Result};
+    /// # async fn example(store: Store) -> Result<()> {
+    /// if let Some(history) = History::of(&store, "order-7").await? {
+    ///     println!("{}", serde_json::to_string(&history).unwrap_or_default());
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn of(store: &Store, id: impl Into<ExecutionId>) -> Result<Option<History>> {
         let id = id.into();
         let Some(spaces) = EngineSpaces::find(store).await? else { return Ok(None) };
@@ -198,6 +216,16 @@ impl History {
     }
 
     /// Returns the ids of all executions in a store, and the names of their workflows.
+    ///
+    /// ```
+    /// # use latchwork::store::Store;
+    /// # use latchwork::workflow::{History, Result};
+    /// # async fn example(store: Store) -> Result<()> {
+    /// for (id, workflow) in History::ids(&store).await? {
+    ///     println!("{id} of workflow {workflow}");
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn ids(store: &Store) -> Result<Vec<(ExecutionId, String)>> {
         let Some(spaces) = EngineSpaces::find(store).await? else { return Ok(Vec::new()) };
         let view = store.view().await?;
@@ -226,12 +254,28 @@ impl History {
     }
 
     /// The names of the steps, in the order in which the code reached them.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// assert_eq!(engine.history("order-7").await?.steps(), ["charge", "ship"]);
+    /// # Ok(()) }
+    /// ```
     pub fn steps(&self) -> Vec<&str> {
         let steps = self.operations.iter().filter(|operation| operation.kind == Kind::Step);
         steps.map(|operation| operation.name.as_str()).collect()
     }
 
     /// The first operation of this kind and name.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{History, Kind};
+    /// # fn example(history: History) {
+    /// if let Some(charge) = history.find(Kind::Step, "charge") {
+    ///     println!("{} attempts: {}", charge.attempts, charge.state);
+    /// }
+    /// # }
+    /// ```
     pub fn find(&self, kind: Kind, name: &str) -> Option<&Operation> {
         self.operations.iter().find(|operation| (operation.kind, operation.name.as_str()) == (kind, name))
     }
@@ -327,6 +371,13 @@ impl Operation {
     }
 
     /// The value that it returned, if it is done and the value fits the type.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{History, Kind};
+    /// # fn example(history: History) {
+    /// let paid = history.find(Kind::Step, "charge").and_then(|charge| charge.value::<u64>());
+    /// # }
+    /// ```
     pub fn value<T: DeserializeOwned>(&self) -> Option<T> {
         match &self.state {
             OperationState::Done(value) => T::deserialize(value).ok(),

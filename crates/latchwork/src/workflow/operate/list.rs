@@ -95,12 +95,26 @@ impl List {
     }
 
     /// The oldest first. If the filter limits an attribute: the least value first, which is then the default.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, ExecutionFilter, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// let oldest = engine.list(ExecutionFilter::new()).ascending().limit(10).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn ascending(mut self) -> List {
         self.order = Some(Order::Ascending);
         self
     }
 
     /// The newest first, which is the default. If the filter limits an attribute: the greatest value first.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, ExecutionFilter, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// let dearest = engine.list(ExecutionFilter::new().at_least("price", 100)).descending().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn descending(mut self) -> List {
         self.order = Some(Order::Descending);
         self

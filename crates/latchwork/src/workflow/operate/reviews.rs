@@ -80,6 +80,15 @@ pub struct ReviewHandle {
 
 impl Engine {
     /// The open reviews. Await it for a page of them.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// for review in engine.reviews().await? {
+    ///     println!("{}: {} {:?}", review.id, review.question, review.options);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn reviews(&self) -> Reviews {
         self.inner.stored().reviews()
     }
@@ -101,11 +110,28 @@ impl Engine {
 
 impl Executions {
     /// The open reviews, as [`Engine::reviews`] lists them.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Executions, Result};
+    /// # async fn example(executions: Executions) -> Result<()> {
+    /// for review in executions.reviews().await? {
+    ///     println!("{}: {} {:?}", review.id, review.question, review.options);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn reviews(&self) -> Reviews {
         Reviews { stored: self.clone(), workflow: None, name: None, asked: Asked::of("reviews") }
     }
 
     /// A review, open or not. It is known as long as its execution is kept and has not continued as new.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Executions, Result};
+    /// # async fn example(executions: Executions, id: &str) -> Result<()> {
+    /// let review = executions.review(id).await?;
+    /// println!("{}: {:?}", review.question, review.state);
+    /// # Ok(()) }
+    /// ```
     pub async fn review(&self, id: &str) -> Result<ReviewDescription> {
         let unknown = || WorkflowError::UnknownReview { review: id.into() };
         let spaces = self.spaces.as_ref().ok_or_else(unknown)?;
@@ -117,12 +143,26 @@ impl Executions {
 
 impl Reviews {
     /// Only reviews of this workflow.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// let page = engine.reviews().workflow("order").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn workflow(mut self, workflow: impl Into<String>) -> Reviews {
         self.workflow = Some(workflow.into());
         self
     }
 
     /// Only reviews of this name.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// let page = engine.reviews().workflow("order").name("refund").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn name(mut self, name: impl Into<String>) -> Reviews {
         self.name = Some(name.into());
         self
@@ -267,17 +307,39 @@ impl FoundReview {
 
 impl ReviewHandle {
     /// The review's id.
+    ///
+    /// ```
+    /// # use latchwork::workflow::ReviewHandle;
+    /// # fn example(review: ReviewHandle) {
+    /// println!("please decide {}", review.id());
+    /// # }
+    /// ```
     pub fn id(&self) -> &str {
         &self.id
     }
 
     /// Everything that is known of the review.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Result, ReviewHandle};
+    /// # async fn example(review: ReviewHandle) -> Result<()> {
+    /// let review = review.describe().await?;
+    /// println!("{}: {:?}", review.question, review.options);
+    /// # Ok(()) }
+    /// ```
     pub async fn describe(&self) -> Result<ReviewDescription> {
         self.engine.stored().review(&self.id).await
     }
 
     /// Decides the review: one of its options, the person or program that chose it, and the reason. This is possible
     /// once; when it returns, the decision is stored. A later caller gets an error with the decision that was made.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Result, ReviewHandle};
+    /// # async fn example(review: ReviewHandle) -> Result<()> {
+    /// let decision = review.decide("approve", "ada@example.org", "the parcel was lost").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn decide(&self, option: &str, by: &str, reason: &str) -> Result<Decision> {
         check_name("the decider of a review", by)?;
         if reason.len() > REASON_BYTES {

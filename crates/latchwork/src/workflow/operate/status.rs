@@ -61,6 +61,11 @@ impl Status {
     ];
 
     /// Its name in JSON and on the command line.
+    ///
+    /// ```
+    /// # use latchwork::workflow::Status;
+    /// assert_eq!(Status::TimedOut.name(), "timed_out");
+    /// ```
     pub fn name(self) -> &'static str {
         match self {
             Status::Running => "running",
@@ -75,6 +80,12 @@ impl Status {
     }
 
     /// True if the execution has ended.
+    ///
+    /// ```
+    /// # use latchwork::workflow::Status;
+    /// assert!(Status::Failed.is_end());
+    /// assert!(!Status::Parked.is_end());
+    /// ```
     pub fn is_end(self) -> bool {
         matches!(self, Status::Completed | Status::Failed | Status::TimedOut | Status::Cancelled)
     }
@@ -136,6 +147,15 @@ impl FromStr for Status {
 
 impl Listed {
     /// Its state, in one word.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, ExecutionFilter, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// for execution in engine.list(ExecutionFilter::new()).await? {
+    ///     println!("{} is {}", execution.id, execution.status());
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn status(&self) -> Status {
         Status::of_state(&self.state, &self.waits)
     }
@@ -143,6 +163,13 @@ impl Listed {
 
 impl Description {
     /// Its state, in one word.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// let is_over = engine.describe("order-7").await?.status().is_end();
+    /// # Ok(()) }
+    /// ```
     pub fn status(&self) -> Status {
         Status::of_state(&self.state, &self.waits)
     }
@@ -150,6 +177,13 @@ impl Description {
 
 impl Why {
     /// Its state, in one word.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// println!("order-7 is {}", engine.why("order-7").await?.status());
+    /// # Ok(()) }
+    /// ```
     pub fn status(&self) -> Status {
         Status::of_state(&self.state, &self.waits)
     }
@@ -157,6 +191,13 @@ impl Why {
 
 impl History {
     /// Its state, in one word. A history does not contain waits, so an execution out of memory is always waiting.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// let is_over = engine.history("order-7").await?.status().is_end();
+    /// # Ok(()) }
+    /// ```
     pub fn status(&self) -> Status {
         match self.state {
             ExecutionState::Waiting => Status::Waiting,
@@ -167,6 +208,15 @@ impl History {
 
 impl<I> Finished<I> {
     /// How it has ended, in one word.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Finished, Status};
+    /// # fn example(finished: Finished<String>) {
+    /// if finished.status() == Status::Failed {
+    ///     println!("{} has failed or was terminated", finished.id);
+    /// }
+    /// # }
+    /// ```
     pub fn status(&self) -> Status {
         match self.outcome {
             FinishedAs::Completed(_) => Status::Completed,

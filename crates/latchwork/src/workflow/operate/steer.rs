@@ -64,16 +64,40 @@ pub struct Why {
 impl Engine {
     /// Cancels an execution: the operations that it waits for, and its next operations, fail, so that it can clean up.
     /// An execution that has ended is an error. A second cancellation changes nothing.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// engine.cancel("order-7", "the customer has changed her mind").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn cancel(&self, id: impl Into<ExecutionId>, reason: &str) -> Result<()> {
         self.inner.cancel(&id.into(), reason).await
     }
 
     /// Ends an execution as failed, wherever it is. No more of its code runs.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// engine.terminate("order-7", "it was a test").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn terminate(&self, id: impl Into<ExecutionId>, reason: &str) -> Result<()> {
         self.inner.terminate(&id.into(), reason).await
     }
 
     /// Lets a parked execution continue, with the code that is registered now.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// for (id, reason) in engine.parked().await? {
+    ///     println!("{id} was parked: {reason}");
+    ///     engine.resume(id).await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn resume(&self, id: impl Into<ExecutionId>) -> Result<()> {
         let id = id.into();
         let (before, rev) = self.inner.known(&id).await?;
@@ -92,6 +116,13 @@ impl Engine {
 
     /// Loads a waiting execution at once, to see whether it can continue. If it must still wait, it is evicted again.
     /// An execution that begins later is not loaded before that time.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// engine.wake("order-7").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn wake(&self, id: impl Into<ExecutionId>) -> Result<()> {
         let id = id.into();
         let found = self.inner.read(&id).await?.filter(|(found, _)| found.status == StoredStatus::Waiting);
@@ -103,6 +134,13 @@ impl Engine {
     }
 
     /// Lets an execution that pauses before the next attempt of a step try at once. A parked execution is resumed.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// engine.retry_now("order-7").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn retry_now(&self, id: impl Into<ExecutionId>) -> Result<()> {
         let id = id.into();
         let why = self.why(&id).await?;
@@ -118,6 +156,15 @@ impl Engine {
     }
 
     /// Returns the executions that wait for an operator, with the reasons.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// for (id, reason) in engine.parked().await? {
+    ///     println!("{id}: {reason}");
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn parked(&self) -> Result<Vec<(ExecutionId, String)>> {
         // The engine finds some of them to be parked only when it loads them.
         let _ = self.inner.found.subscribe().wait_for(|found| *found).await;
@@ -137,6 +184,13 @@ impl Engine {
     }
 
     /// Returns exactly what an execution waits for.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// println!("{}", engine.why("order-7").await?);
+    /// # Ok(()) }
+    /// ```
     pub async fn why(&self, id: impl Into<ExecutionId>) -> Result<Why> {
         let id = id.into();
         let resident = self.inner.resident(&id);
@@ -173,11 +227,25 @@ impl Why {
 
 impl<O> Handle<O> {
     /// Cancels the execution, as [`Engine::cancel`] does.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result, Workflow};
+    /// # async fn example(engine: Engine, order: Workflow<u32, u32>) -> Result<()> {
+    /// engine.handle(&order, "order-7").cancel("the customer has changed her mind").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn cancel(&self, reason: &str) -> Result<()> {
         self.engine.cancel(self.id(), reason).await
     }
 
     /// Ends the execution, as [`Engine::terminate`] does.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result, Workflow};
+    /// # async fn example(engine: Engine, order: Workflow<u32, u32>) -> Result<()> {
+    /// engine.handle(&order, "order-7").terminate("it was a test").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn terminate(&self, reason: &str) -> Result<()> {
         self.engine.terminate(self.id(), reason).await
     }

@@ -107,6 +107,15 @@ impl fmt::Display for Listed {
 impl Why {
     /// The sentences for people: the state of the execution, whether its cancellation was requested, whether it cannot
     /// run here, and then one sentence for each of [`Why::waits`].
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// for sentence in engine.why("order-7").await?.sentences(engine.store().env().now()) {
+    ///     println!("{sentence}");
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn sentences(&self, now: Timestamp) -> Vec<String> {
         self.told(Some(now))
     }
@@ -176,12 +185,28 @@ impl fmt::Display for OperationState {
 
 impl Operation {
     /// True if it is a wait that ended because its time was up.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{History, Kind};
+    /// # fn example(history: History) {
+    /// let is_late = history.find(Kind::Signal, "approve").is_some_and(|wait| wait.is_timed_out());
+    /// # }
+    /// ```
     pub fn is_timed_out(&self) -> bool {
         let is_wait = !matches!(self.kind, Kind::Step | Kind::Transaction);
         is_wait && matches!(&self.state, OperationState::Failed(failure) if failure.is_time())
     }
 
     /// The value that it returned or read. Values that the library itself recorded get names for their parts.
+    ///
+    /// ```
+    /// # use latchwork::workflow::History;
+    /// # fn example(history: History) {
+    /// for operation in &history.operations {
+    ///     println!("{} {:?}: {:?}", operation.kind, operation.name, operation.labelled());
+    /// }
+    /// # }
+    /// ```
     pub fn labelled(&self) -> Option<Value> {
         let value = match &self.state {
             OperationState::Done(value) => value,

@@ -88,17 +88,33 @@ impl Schedule {
 
     /// A schedule with a cron expression: five fields, or six that begin with the second. The time zone is UTC unless
     /// one is set. docs/workflows/schedules.md describes the expressions.
+    ///
+    /// ```
+    /// # use latchwork::workflow::Schedule;
+    /// let nightly = Schedule::cron("nightly", "0 2 * * *").workflow_by_name("report", "eu");
+    /// ```
     pub fn cron(name: impl Into<String>, expression: impl Into<String>) -> Schedule {
         Schedule::new(name, GivenTiming::Cron(expression.into()))
     }
 
     /// A schedule with an interval, counted from its start time. Without a start time it counts from 1970, so that an
     /// interval of one hour fires on the hour. The shortest interval is one second.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::Schedule;
+    /// let hourly = Schedule::every("hourly", Duration::from_secs(3600)).workflow_by_name("report", "eu");
+    /// ```
     pub fn every(name: impl Into<String>, interval: Duration) -> Schedule {
         Schedule::new(name, GivenTiming::Every(interval))
     }
 
     /// The time zone of the cron expression, by its IANA name.
+    ///
+    /// ```
+    /// # use latchwork::workflow::Schedule;
+    /// let nightly = Schedule::cron("nightly", "0 2 * * *").zone("Europe/Berlin");
+    /// ```
     pub fn zone(mut self, zone: impl Into<String>) -> Schedule {
         self.zone = Some(zone.into());
         self
@@ -106,24 +122,53 @@ impl Schedule {
 
     /// Delays each occurrence by up to `jitter`, but never beyond the next occurrence. The delay is a hash of the
     /// schedule's name and the time.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::Schedule;
+    /// let nightly = Schedule::cron("nightly", "0 2 * * *").jitter(Duration::from_secs(60));
+    /// ```
     pub fn jitter(mut self, jitter: Duration) -> Schedule {
         self.jitter = jitter;
         self
     }
 
     /// Sets the time before which there is no occurrence.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::store::Timestamp;
+    /// # use latchwork::workflow::Schedule;
+    /// # fn example(tomorrow: Timestamp) {
+    /// let hourly = Schedule::every("hourly", Duration::from_secs(3600)).start(tomorrow);
+    /// # }
+    /// ```
     pub fn start(mut self, start: Timestamp) -> Schedule {
         self.start = Some(start);
         self
     }
 
     /// Sets the time after which there is no occurrence.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::store::Timestamp;
+    /// # use latchwork::workflow::Schedule;
+    /// # fn example(tomorrow: Timestamp) {
+    /// let hourly = Schedule::every("hourly", Duration::from_secs(3600)).end(tomorrow);
+    /// # }
+    /// ```
     pub fn end(mut self, end: Timestamp) -> Schedule {
         self.end = Some(end);
         self
     }
 
     /// Sets what happens to an occurrence while an execution of the schedule runs. The default is to skip it.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Overlap, Schedule};
+    /// let nightly = Schedule::cron("nightly", "0 2 * * *").overlap(Overlap::QueueOne);
+    /// ```
     pub fn overlap(mut self, overlap: Overlap) -> Schedule {
         self.overlap = overlap;
         self
@@ -131,17 +176,35 @@ impl Schedule {
 
     /// Sets how late an occurrence may start if no engine was running when it was due. The default is ten minutes, the
     /// minimum is ten seconds. A later occurrence counts as missed.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::workflow::Schedule;
+    /// let nightly = Schedule::cron("nightly", "0 2 * * *").catch_up(Duration::from_secs(6 * 3600));
+    /// ```
     pub fn catch_up(mut self, window: Duration) -> Schedule {
         self.catch_up = window;
         self
     }
 
     /// Starts executions of this workflow with this input.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Schedule, Workflow};
+    /// # fn example(report: Workflow<String, ()>) {
+    /// let nightly = Schedule::cron("nightly", "0 2 * * *").workflow(&report, "eu".to_string());
+    /// # }
+    /// ```
     pub fn workflow<I: Serialize, O>(self, workflow: &Workflow<I, O>, input: I) -> Schedule {
         self.workflow_by_name(workflow.name(), input)
     }
 
     /// Starts executions of the workflow of this name. The input, as JSON, must fit the workflow.
+    ///
+    /// ```
+    /// # use latchwork::workflow::Schedule;
+    /// let nightly = Schedule::cron("nightly", "0 2 * * *").workflow_by_name("report", "eu");
+    /// ```
     pub fn workflow_by_name(mut self, workflow: &str, input: impl Serialize) -> Schedule {
         let input = json::to_value(&input).map(|input| input.to_string());
         self.target = Some((workflow.into(), input));

@@ -52,6 +52,13 @@ pub enum ScheduleError {
 
 impl ScheduleError {
     /// The class of the failure.
+    ///
+    /// ```
+    /// # use latchwork::store::ErrorKind;
+    /// # use latchwork::workflow::ScheduleError;
+    /// let error = ScheduleError::NotFound { name: "nightly".into() };
+    /// assert_eq!(error.kind(), ErrorKind::NotFound);
+    /// ```
     pub fn kind(&self) -> ErrorKind {
         match self {
             ScheduleError::NotFound { .. } => ErrorKind::NotFound,

@@ -82,6 +82,15 @@ pub struct Schedules {
 
 impl Engine {
     /// The schedules of this engine.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// for schedule in engine.schedules().list().await? {
+    ///     println!("{}: next at {:?}", schedule.name, schedule.next);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn schedules(&self) -> Schedules {
         Schedules { engine: self.inner.clone() }
     }
@@ -91,6 +100,20 @@ impl Schedules {
     /// Creates a schedule, or changes the schedule of this name. After a change, handled occurrences are not handled
     /// again, a pause stays, and waiting occurrences start with the new workflow and input. The next occurrence is the
     /// first after now. If the times did not change, the next occurrence does not change either.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use std::time::Duration;
+    /// # use latchwork::store::Store;
+    /// # use latchwork::workflow::{Ctx, Engine, Schedule, workflow};
+    /// # let report = workflow("report").run(async |_: Ctx, region: String| Ok(region));
+    /// # let engine = Engine::on(&Store::memory().await?).register(&report).start().await?;
+    /// let hourly = Schedule::every("hourly", Duration::from_secs(3600));
+    /// let put = engine.schedules().put(hourly.workflow(&report, "eu".to_string())).await?;
+    /// assert_eq!(put.workflow, "report");
+    /// # Ok(()) }
+    /// ```
     pub async fn put(&self, schedule: Schedule) -> Result<ScheduleDescription> {
         let (timing, plan) = schedule.timing()?;
         let (name, overlap, catch_up_us) = (schedule.name, schedule.overlap, micros::of(schedule.catch_up));
@@ -119,6 +142,21 @@ impl Schedules {
 
     /// Pauses a schedule until it is resumed. Occurrences in this time are skipped; waiting occurrences stay. Triggers
     /// and backfills of operators still start executions.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use std::time::Duration;
+    /// # use latchwork::store::Store;
+    /// # use latchwork::workflow::{Ctx, Engine, Schedule, workflow};
+    /// # let report = workflow("report").run(async |_: Ctx, region: String| Ok(region));
+    /// # let engine = Engine::on(&Store::memory().await?).register(&report).start().await?;
+    /// # let hourly = Schedule::every("hourly", Duration::from_secs(3600)).workflow(&report, "eu".to_string());
+    /// # engine.schedules().put(hourly).await?;
+    /// engine.schedules().pause("hourly", "the disk is full").await?;
+    /// assert!(engine.schedules().next("hourly", 3).await?.is_empty());
+    /// # Ok(()) }
+    /// ```
     pub async fn pause(&self, name: &str, reason: &str) -> Result<()> {
         self.update(name, |schedule, _, now| {
             let paused = || Paused { reason: reason.into(), since_us: now.0 };
@@ -129,6 +167,13 @@ impl Schedules {
     }
 
     /// Resumes a paused schedule from the first occurrence after now.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// engine.schedules().resume("hourly").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn resume(&self, name: &str) -> Result<()> {
         self.update(name, |schedule, plan, now| {
             if schedule.paused.take().is_some() {
@@ -142,6 +187,13 @@ impl Schedules {
 
     /// Fires a schedule now, as its overlap policy says. Returns the id of the execution that this soon starts. It may
     /// start none: the past runs show the outcome. If this engine is idle, the next engine starts it.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// let id = engine.schedules().trigger("hourly").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn trigger(&self, name: &str) -> Result<ExecutionId> {
         self.update(name, |schedule, _, now| {
             let count = schedule.triggers.len();
@@ -159,6 +211,16 @@ impl Schedules {
     /// Starts the occurrences at or after `from` and before `to`, at most 10,000, one after the other. If overlaps are
     /// allowed, all start at once. An occurrence whose execution still exists is not started again. Returns the number
     /// of occurrences.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::store::Timestamp;
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine, now: Timestamp) -> Result<()> {
+    /// let yesterday = now.minus(Duration::from_secs(86_400));
+    /// let count = engine.schedules().backfill("hourly", yesterday, now).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn backfill(&self, name: &str, from: Timestamp, to: Timestamp) -> Result<u64> {
         let wrong = |reason| ScheduleError::Backfill { name: name.into(), reason };
         self.update(name, |schedule, plan, now| {
@@ -186,6 +248,13 @@ impl Schedules {
     }
 
     /// Deletes a schedule with its past runs and waiting occurrences. Executions that it has started continue.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// engine.schedules().delete("hourly").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn delete(&self, name: &str) -> Result<()> {
         let spaces = &self.engine.scheduling.spaces;
         loop {
@@ -207,21 +276,63 @@ impl Schedules {
     }
 
     /// Returns a schedule; none if no schedule has this name.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// if let Some(hourly) = engine.schedules().get("hourly").await? {
+    ///     println!("{} executions were started", hourly.counts.started);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn get(&self, name: &str) -> Result<Option<ScheduleDescription>> {
         self.stored().get(name).await
     }
 
     /// The schedules, in the order of their names. Await it for a page.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// for schedule in engine.schedules().list().paused().await? {
+    ///     println!("{}: {:?}", schedule.name, schedule.paused);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn list(&self) -> ScheduleList {
         self.stored().list()
     }
 
     /// The past runs of a schedule, the newest first; the last 100 are kept. Await it for a page.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// for run in engine.schedules().runs("hourly").limit(10).await? {
+    ///     println!("{}: {:?}", run.id, run.outcome);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn runs(&self, name: impl Into<String>) -> ScheduleRuns {
         self.stored().runs(name)
     }
 
     /// Returns at most `count` of the next times at which a schedule fires; none if it is paused. Without jitter.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use std::time::Duration;
+    /// # use latchwork::store::Store;
+    /// # use latchwork::workflow::{Ctx, Engine, Schedule, workflow};
+    /// # let report = workflow("report").run(async |_: Ctx, region: String| Ok(region));
+    /// # let engine = Engine::on(&Store::memory().await?).register(&report).start().await?;
+    /// # let hourly = Schedule::every("hourly", Duration::from_secs(3600)).workflow(&report, "eu".to_string());
+    /// # engine.schedules().put(hourly).await?;
+    /// let next = engine.schedules().next("hourly", 2).await?;
+    /// assert_eq!(next[1].since(next[0]), Duration::from_secs(3600));
+    /// # Ok(()) }
+    /// ```
     pub async fn next(&self, name: &str, count: usize) -> Result<Vec<Timestamp>> {
         self.stored().next(name, count).await
     }

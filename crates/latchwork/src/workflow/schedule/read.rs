@@ -126,6 +126,12 @@ pub enum RunOutcome {
 
 impl RunOutcome {
     /// True if an execution was started.
+    ///
+    /// ```
+    /// # use latchwork::workflow::RunOutcome;
+    /// assert!(RunOutcome::Started.is_start());
+    /// assert!(!RunOutcome::Queued.is_start());
+    /// ```
     pub fn is_start(&self) -> bool {
         matches!(self, RunOutcome::Started | RunOutcome::CancelledPrevious(_))
     }
@@ -164,11 +170,28 @@ pub struct ScheduleRun {
 
 impl StoredSchedules {
     /// The schedules in a store.
+    ///
+    /// ```
+    /// # use latchwork::store::Store;
+    /// # use latchwork::workflow::{Result, StoredSchedules};
+    /// # async fn example() -> Result<()> {
+    /// let schedules = StoredSchedules::on(&Store::open_read_only("./data").await?).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn on(store: &Store) -> Result<StoredSchedules> {
         Ok(StoredSchedules { store: store.clone(), spaces: ScheduleSpaces::find(store).await? })
     }
 
     /// Returns a schedule; none if no schedule has this name.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Result, StoredSchedules};
+    /// # async fn example(schedules: StoredSchedules) -> Result<()> {
+    /// if let Some(hourly) = schedules.get("hourly").await? {
+    ///     println!("{} executions were started", hourly.counts.started);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn get(&self, name: &str) -> Result<Option<ScheduleDescription>> {
         let Some(spaces) = &self.spaces else { return Ok(None) };
         let view = self.store.view().await?;
@@ -179,16 +202,41 @@ impl StoredSchedules {
     }
 
     /// The schedules, in the order of their names. Await it for a page.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Result, StoredSchedules};
+    /// # async fn example(schedules: StoredSchedules) -> Result<()> {
+    /// for schedule in schedules.list().await? {
+    ///     println!("{}: next at {:?}", schedule.name, schedule.next);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn list(&self) -> ScheduleList {
         ScheduleList { stored: self.clone(), is_paused: false, asked: Asked::of("schedules") }
     }
 
     /// The past runs of a schedule, the newest first; the last 100 are kept. Await it for a page.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Result, StoredSchedules};
+    /// # async fn example(schedules: StoredSchedules) -> Result<()> {
+    /// for run in schedules.runs("hourly").limit(10).await? {
+    ///     println!("{}: {:?}", run.id, run.outcome);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn runs(&self, name: impl Into<String>) -> ScheduleRuns {
         ScheduleRuns { stored: self.clone(), name: name.into(), asked: Asked::of("past runs") }
     }
 
     /// Returns at most `count` of the next times at which a schedule fires; none if it is paused. Without jitter.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Result, StoredSchedules};
+    /// # async fn example(schedules: StoredSchedules) -> Result<()> {
+    /// let next_three = schedules.next("hourly", 3).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn next(&self, name: &str, count: usize) -> Result<Vec<Timestamp>> {
         let (_, stored) = self.read(name).await?;
         let plan = SchedulePlan::of(name, &stored.timing).map_err(WorkflowError::Schedule)?;
@@ -229,6 +277,15 @@ paged!(ScheduleRuns => ScheduleRun, WorkflowError);
 
 impl ScheduleList {
     /// Only schedules that are paused.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Result, StoredSchedules};
+    /// # async fn example(schedules: StoredSchedules) -> Result<()> {
+    /// for schedule in schedules.list().paused().await? {
+    ///     println!("{}: {:?}", schedule.name, schedule.paused);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn paused(mut self) -> ScheduleList {
         self.is_paused = true;
         self
