@@ -17,7 +17,7 @@ const LIBRARY: &str = "crates/latchwork/src/";
 
 /// The sources in which each name of a type is defined once.
 const ONE_NAME: [&str; 2] = [LIBRARY, "crates/store/src/"];
-/// Names that several modules may define. `Cursor` and `Page` leave this list when all lists share them.
+/// Names that several modules may define.
 const SHARED: [&str; 1] = ["Result"];
 
 pub(crate) fn check(root: &Path) -> Result<()> {

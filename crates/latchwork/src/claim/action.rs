@@ -304,8 +304,8 @@ impl ActionCtx {
     /// Replaces the data of the entity. The engine sets the status in it afterwards.
     ///
     /// ```
-    /// # use latchwork::json;
     /// # use latchwork::claim::ActionCtx;
+    /// # use latchwork::json;
     /// # fn example(ctx: ActionCtx) {
     /// ctx.set_data(json!({"price": 7, "is_paid": true}));
     /// # }
@@ -317,8 +317,8 @@ impl ActionCtx {
     /// Merges this patch into the data of the entity, as a JSON merge patch (RFC 7396).
     ///
     /// ```
-    /// # use latchwork::json;
     /// # use latchwork::claim::ActionCtx;
+    /// # use latchwork::json;
     /// # fn example(ctx: ActionCtx) {
     /// ctx.merge_data(json!({"paid_by": ctx.requester()}));
     /// # }
@@ -341,9 +341,9 @@ impl ActionCtx {
     /// Adds another entity.
     ///
     /// ```
-    /// # use latchwork::json;
-    /// # use latchwork::entity::Add;
     /// # use latchwork::claim::ActionCtx;
+    /// # use latchwork::entity::Add;
+    /// # use latchwork::json;
     /// # fn example(ctx: ActionCtx) {
     /// ctx.add(Add::new("payment").data(json!({"of": ctx.entity().id, "amount": 7})));
     /// # }
@@ -355,9 +355,9 @@ impl ActionCtx {
     /// Changes another entity.
     ///
     /// ```
-    /// # use latchwork::json;
-    /// # use latchwork::entity::Update;
     /// # use latchwork::claim::ActionCtx;
+    /// # use latchwork::entity::Update;
+    /// # use latchwork::json;
     /// # fn example(ctx: ActionCtx) {
     /// ctx.update(Update::new("account-1").data(json!({"balance": 7})));
     /// # }
@@ -381,8 +381,8 @@ impl ActionCtx {
     /// Commits the transition only if this right still holds, for example the token of a lock.
     ///
     /// ```
-    /// # use latchwork::lock::LockGuard;
     /// # use latchwork::claim::ActionCtx;
+    /// # use latchwork::lock::LockGuard;
     /// # fn example(ctx: ActionCtx, held: LockGuard) {
     /// ctx.guard(held.token());
     /// # }
@@ -423,8 +423,8 @@ impl ActionCtx {
     /// Starts an execution in the commit of the final status. Returns its id.
     ///
     /// ```
-    /// # use latchwork::workflow::Workflow;
     /// # use latchwork::claim::ActionCtx;
+    /// # use latchwork::workflow::Workflow;
     /// # fn example(ctx: ActionCtx, mail: Workflow<String, ()>) {
     /// let id = ctx.start(&mail, &"ada@example.org".to_string());
     /// # }
@@ -439,8 +439,8 @@ impl ActionCtx {
     /// Starts an execution with this id in the commit of the final status. If the id is taken, the transition fails.
     ///
     /// ```
-    /// # use latchwork::workflow::Workflow;
     /// # use latchwork::claim::ActionCtx;
+    /// # use latchwork::workflow::Workflow;
     /// # fn example(ctx: ActionCtx, mail: Workflow<String, ()>) {
     /// ctx.start_as(&mail, &"ada@example.org".to_string(), "mail-7");
     /// # }

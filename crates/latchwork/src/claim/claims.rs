@@ -450,9 +450,9 @@ impl ClaimsBuilder {
     /// Sets how often the janitor looks for claims whose owners are gone. The default is every second.
     ///
     /// ```
+    /// # use std::time::Duration;
     /// # use latchwork::claim::Claims;
     /// # use latchwork::workflow::Engine;
-    /// # use std::time::Duration;
     /// # fn example(engine: &Engine) {
     /// let claims = Claims::on(engine).sweep_every(Duration::from_secs(5));
     /// # }

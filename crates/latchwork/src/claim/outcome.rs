@@ -61,8 +61,8 @@ impl Outcome {
     /// Success with an output.
     ///
     /// ```
-    /// # use latchwork::json;
     /// # use latchwork::claim::Outcome;
+    /// # use latchwork::json;
     /// let outcome = Outcome::output(json!({"paid": 7}));
     /// assert_eq!(outcome, Outcome::Success { output: json!({"paid": 7}) });
     /// ```

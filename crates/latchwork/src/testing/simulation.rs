@@ -241,7 +241,8 @@ impl Simulation {
     /// # let double = workflow("double").run(async |_: Ctx, number: u64| Ok(2 * number));
     /// let simulation = Simulation::new(1).register(&double).client(|caller: Caller| async move {
     ///     let handle = caller.engine().start_by_name("double", 4).id("a").or_join().await?;
-    ///     caller.note(format!("the result is {}", handle.result().await?));
+    ///     let result = handle.result().await?;
+    ///     caller.note(format!("the result is {result}"));
     ///     Ok(())
     /// });
     /// simulation.run().assert_settled();
