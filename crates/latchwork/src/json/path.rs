@@ -43,6 +43,12 @@ pub enum PathError {
 
 impl Path {
     /// Reads the written form.
+    ///
+    /// ```
+    /// let city = latchwork::Path::parse("data.address.city")?;
+    /// assert_eq!(city.segments().len(), 3);
+    /// # Ok::<(), latchwork::PathError>(())
+    /// ```
     pub fn parse(text: &str) -> Result<Path, PathError> {
         if text.is_empty() {
             return Err(PathError::Empty);
@@ -69,6 +75,12 @@ impl Path {
     }
 
     /// Makes a path of `segments`, which need no escapes.
+    ///
+    /// ```
+    /// let path = latchwork::Path::new(["ship.to", "city"])?;
+    /// assert_eq!(path.to_string(), r"ship\.to.city");
+    /// # Ok::<(), latchwork::PathError>(())
+    /// ```
     pub fn new(segments: impl IntoIterator<Item = impl Into<String>>) -> Result<Path, PathError> {
         let path = Path { segments: segments.into_iter().map(Into::into).collect() };
         if path.segments.is_empty() {
@@ -81,12 +93,26 @@ impl Path {
     }
 
     /// Keys and indexes from the outside in, without escapes.
+    ///
+    /// ```
+    /// let path = latchwork::Path::parse(r"ship\.to.city")?;
+    /// assert_eq!(path.segments(), ["ship.to", "city"]);
+    /// # Ok::<(), latchwork::PathError>(())
+    /// ```
     pub fn segments(&self) -> &[String] {
         &self.segments
     }
 
     /// Returns the value at the path in `root`. Items of an array are found by index in plain decimal: `0`, `17`, not
     /// `017`.
+    ///
+    /// ```
+    /// # use latchwork::{Path, json};
+    /// let order = json!({"lines": [{"price": 7}]});
+    /// assert_eq!(Path::parse("lines.0.price")?.find(&order), Some(&json!(7)));
+    /// assert_eq!(Path::parse("lines.1.price")?.find(&order), None);
+    /// # Ok::<(), latchwork::PathError>(())
+    /// ```
     pub fn find<'a>(&self, root: &'a Value) -> Option<&'a Value> {
         find_in(&self.segments, root)
     }

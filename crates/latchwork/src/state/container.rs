@@ -159,17 +159,40 @@ impl Container {
     }
 
     /// How often a mutation is tried if another process moves the container meanwhile. The default is 4, the minimum 1.
+    ///
+    /// ```
+    /// # use latchwork::state::{Container, Result};
+    /// # async fn example(session: Container) -> Result<()> {
+    /// session.clone().attempts(10).inc_state("visits", 1).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn attempts(self, attempts: u32) -> Container {
         self.treated(|setup| setup.retry.attempts = attempts.max(1))
     }
 
     /// The longest first pause between attempts. The default is 10 ms. It doubles each time, up to 40 ms; from then on,
     /// every other attempt follows at once.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::state::{Container, Result};
+    /// # async fn example(session: Container) -> Result<()> {
+    /// session.clone().pause(Duration::from_millis(2)).inc_state("visits", 1).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn pause(self, pause: Duration) -> Container {
         self.treated(|setup| setup.retry.pause = pause)
     }
 
     /// How long a mutation may wait and run together. The default is 30 s; `None` means no limit.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::state::{Container, Result};
+    /// # async fn example(session: Container) -> Result<()> {
+    /// session.clone().mutation_timeout(Duration::from_secs(2)).inc_state("visits", 1).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn mutation_timeout(self, timeout: impl Into<Option<Duration>>) -> Container {
         self.treated(|setup| setup.timeout = timeout.into())
     }
@@ -178,6 +201,21 @@ impl Container {
     /// mutation that is sent again under the same key is applied once and returns the same answer, for a day. The same
     /// key with another operation or other arguments is an error. (Mutators are compared by the method alone.)
     /// Containers in memory keep no keys.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::json;
+    /// # use latchwork::state::States;
+    /// # use latchwork::store::Store;
+    /// # let states = States::on(&Store::memory().await?).await?;
+    /// # let session = states.session("s-1");
+    /// for _ in 0..2 {
+    ///     session.clone().once("request-7").inc_state("visits", 1).await?;
+    /// }
+    /// assert_eq!(session.get().await?, Some(json!({"visits": 1})));
+    /// # Ok(()) }
+    /// ```
     pub fn once(self, key: impl Into<Arc<str>>) -> Container {
         self.set_up(|setup| setup.once = Some(key.into()))
     }
@@ -212,12 +250,34 @@ impl Container {
 
     /// Makes each change through the returned handle only if the container has no state: it was never written, or was
     /// deleted. Otherwise the change fails with [`StateError::AlreadyExists`], and nothing is written.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::json;
+    /// # use latchwork::state::{StateError, States};
+    /// # use latchwork::store::Store;
+    /// # let states = States::on(&Store::memory().await?).await?;
+    /// # let session = states.session("s-1");
+    /// session.clone().if_absent().set_state(json!({"step": 1})).await?;
+    /// let late = session.clone().if_absent().set_state(json!({"step": 2})).await;
+    /// assert!(matches!(late, Err(StateError::AlreadyExists { .. })));
+    /// # Ok(()) }
+    /// ```
     pub fn if_absent(self) -> Container {
         self.set_up(|setup| setup.condition = Some(Condition::Absent))
     }
 
     /// Guards each change through the returned handle: it lands only while the lock of this token is held, and fails
     /// with [`StateError::Fenced`] otherwise. Containers in memory cannot be guarded.
+    ///
+    /// ```
+    /// # use latchwork::lock::LockGuard;
+    /// # use latchwork::state::{Container, Result};
+    /// # async fn example(session: Container, guard: LockGuard) -> Result<()> {
+    /// session.clone().guard(guard.token()).inc_state("visits", 1).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn guard(self, right: &impl Right) -> Container {
         let (guard, name) = ((right.check(), right.lost().into()), self.name().to_string());
         let is_memory = matches!(self.home, Home::Memory(_));
@@ -228,6 +288,18 @@ impl Container {
     }
 
     /// The value that is read while nothing was ever written.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::json;
+    /// # use latchwork::state::States;
+    /// # use latchwork::store::Store;
+    /// # let states = States::on(&Store::memory().await?).await?;
+    /// let user = states.user("ada").initial(json!({"visits": 0}));
+    /// assert_eq!(user.get().await?, Some(json!({"visits": 0})));
+    /// # Ok(()) }
+    /// ```
     pub fn initial(self, value: impl Serialize) -> Container {
         let value = self.value(&value);
         self.set_up(|setup| match value {
@@ -244,6 +316,18 @@ impl Container {
     }
 
     /// Refuses every state that does not fit a JSON schema. Its defaults are the initial state, if none is given.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::json;
+    /// # use latchwork::state::States;
+    /// # use latchwork::store::Store;
+    /// # let states = States::on(&Store::memory().await?).await?;
+    /// let user = states.user("ada").schema(&json!({"properties": {"age": {"type": "integer"}}}));
+    /// assert!(user.set_state(json!({"age": "old"})).await.is_err());
+    /// # Ok(()) }
+    /// ```
     #[cfg(feature = "schema")]
     pub fn schema(self, schema: &Value) -> Container {
         let schema = crate::state::definition::Schema::new(self.name(), schema);
@@ -260,6 +344,22 @@ impl Container {
     }
 
     /// Refuses every state that does not fit the schema of a Rust type.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::json;
+    /// # use latchwork::state::States;
+    /// # use latchwork::store::Store;
+    /// # let states = States::on(&Store::memory().await?).await?;
+    /// #[derive(schemars::JsonSchema)]
+    /// struct Visits {
+    ///     count: u32,
+    /// }
+    /// let visits = states.user("ada").schema_of::<Visits>();
+    /// assert!(visits.set_state(json!({"count": "many"})).await.is_err());
+    /// # Ok(()) }
+    /// ```
     #[cfg(feature = "schema")]
     pub fn schema_of<T: schemars::JsonSchema>(self) -> Container {
         let schema = schemars::schema_for!(T).to_value();
@@ -274,6 +374,17 @@ impl Container {
     }
 
     /// The name, as messages show it.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::state::States;
+    /// # use latchwork::store::Store;
+    /// # let states = States::on(&Store::memory().await?).await?;
+    /// # let session = states.session("s-1");
+    /// assert_eq!(session.name(), "session \"s-1\"");
+    /// # Ok(()) }
+    /// ```
     pub fn name(&self) -> &str {
         self.shared_name()
     }
@@ -287,18 +398,51 @@ impl Container {
     }
 
     /// The environment that its time comes from.
+    ///
+    /// ```
+    /// # use latchwork::state::{Container, Result};
+    /// # async fn example(session: Container) -> Result<()> {
+    /// println!("it is {}", session.env().now());
+    /// # Ok(()) }
+    /// ```
     pub fn env(&self) -> &Env {
         &self.setup.env
     }
 
     /// The state as it was last committed. A container that was never written reads as its initial value, which is `{}`
     /// by default; only a deleted one is `None`.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::json;
+    /// # use latchwork::state::States;
+    /// # use latchwork::store::Store;
+    /// # let states = States::on(&Store::memory().await?).await?;
+    /// # let session = states.session("s-1");
+    /// assert_eq!(session.get().await?, Some(json!({})));
+    /// # Ok(()) }
+    /// ```
     pub fn get(&self) -> impl Future<Output = Result<Option<Value>>> + Send + use<> {
         let read = self.read();
         async move { Ok(read.await?.0) }
     }
 
     /// The state as it was last committed, and its rev; zero while nothing was ever written.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::json;
+    /// # use latchwork::state::States;
+    /// # use latchwork::store::{Rev, Store};
+    /// # let states = States::on(&Store::memory().await?).await?;
+    /// # let session = states.session("s-1");
+    /// assert_eq!(session.read().await?, (Some(json!({})), Rev(0)));
+    /// session.inc_state("visits", 1).await?;
+    /// assert_eq!(session.read().await?, (Some(json!({"visits": 1})), Rev(1)));
+    /// # Ok(()) }
+    /// ```
     pub fn read(&self) -> impl Future<Output = Result<(Option<Value>, Rev)>> + Send + use<> {
         self.clone().read_now()
     }
@@ -315,17 +459,58 @@ impl Container {
     }
 
     /// Replaces the state.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::json;
+    /// # use latchwork::state::States;
+    /// # use latchwork::store::Store;
+    /// # let states = States::on(&Store::memory().await?).await?;
+    /// # let session = states.session("s-1");
+    /// session.set_state(json!({"visits": 1})).await?;
+    /// assert_eq!(session.get().await?, Some(json!({"visits": 1})));
+    /// # Ok(()) }
+    /// ```
     pub fn set_state<V: Serialize>(&self, value: V) -> impl Future<Output = Result<Changed>> + Send + use<V> {
         let op = self.value(&value).map(StateOp::Set);
         self.clone().done("set_state", op)
     }
 
     /// Removes the state and returns it. From then on the container reads as absent, not as its initial value.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::json;
+    /// # use latchwork::state::States;
+    /// # use latchwork::store::Store;
+    /// # let states = States::on(&Store::memory().await?).await?;
+    /// # let session = states.session("s-1");
+    /// session.set_state(json!({"visits": 1})).await?;
+    /// assert_eq!(session.delete_state().await?.value, json!({"visits": 1}));
+    /// assert_eq!(session.get().await?, None);
+    /// # Ok(()) }
+    /// ```
     pub fn delete_state(&self) -> impl Future<Output = Result<Changed>> + Send + use<> {
         self.clone().done("delete_state", Ok(StateOp::Delete))
     }
 
     /// Merges into the state as a JSON merge patch does (RFC 7396): objects are merged, `null` removes.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::json;
+    /// # use latchwork::state::States;
+    /// # use latchwork::store::Store;
+    /// # let states = States::on(&Store::memory().await?).await?;
+    /// # let session = states.session("s-1");
+    /// session.set_state(json!({"visits": 1, "step": "cart"})).await?;
+    /// let patched = session.patch_state(json!({"visits": 2, "step": null})).await?;
+    /// assert_eq!(patched.value, json!({"visits": 2}));
+    /// # Ok(()) }
+    /// ```
     pub fn patch_state<V: Serialize>(&self, patch: V) -> impl Future<Output = Result<Changed>> + Send + use<V> {
         let op = self.patch(&patch);
         self.clone().done("patch_state", op)
@@ -341,6 +526,19 @@ impl Container {
     }
 
     /// Adds an element to the list at a path; a missing list is created. Returns the length.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::json;
+    /// # use latchwork::state::States;
+    /// # use latchwork::store::Store;
+    /// # let states = States::on(&Store::memory().await?).await?;
+    /// # let session = states.session("s-1");
+    /// assert_eq!(session.push_state("pages", "/home").await?.value, json!(1));
+    /// assert_eq!(session.push_state("pages", "/cart").await?.value, json!(2));
+    /// # Ok(()) }
+    /// ```
     pub fn push_state<V: Serialize>(
         &self,
         path: &str,
@@ -351,6 +549,18 @@ impl Container {
     }
 
     /// Adds to the number at a path; a missing number counts as zero. Returns the sum.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::json;
+    /// # use latchwork::state::States;
+    /// # use latchwork::store::Store;
+    /// # let states = States::on(&Store::memory().await?).await?;
+    /// # let session = states.session("s-1");
+    /// assert_eq!(session.inc_state("visits", 2).await?.value, json!(2));
+    /// # Ok(()) }
+    /// ```
     pub fn inc_state<N: Into<Number>>(
         &self,
         path: &str,
@@ -361,6 +571,19 @@ impl Container {
     }
 
     /// Sets an entry of the record at a path; a missing record is created.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::json;
+    /// # use latchwork::state::States;
+    /// # use latchwork::store::Store;
+    /// # let states = States::on(&Store::memory().await?).await?;
+    /// # let session = states.session("s-1");
+    /// session.set_state_record("flags", "beta", true).await?;
+    /// assert_eq!(session.get().await?, Some(json!({"flags": {"beta": true}})));
+    /// # Ok(()) }
+    /// ```
     pub fn set_state_record<V: Serialize>(
         &self,
         path: &str,
@@ -372,6 +595,19 @@ impl Container {
     }
 
     /// Removes an entry of the record at a path. Returns its value.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::json;
+    /// # use latchwork::state::States;
+    /// # use latchwork::store::Store;
+    /// # let states = States::on(&Store::memory().await?).await?;
+    /// # let session = states.session("s-1");
+    /// session.set_state_record("flags", "beta", true).await?;
+    /// assert_eq!(session.delete_state_record("flags", "beta").await?.value, json!(true));
+    /// # Ok(()) }
+    /// ```
     pub fn delete_state_record(&self, path: &str, entry: &str) -> impl Future<Output = Result<Changed>> + Send + use<> {
         let op = self.place(path).map(|place| StateOp::DeleteRecord(place, entry.into()));
         self.clone().done("delete_state_record", op)
@@ -379,6 +615,22 @@ impl Container {
 
     /// Runs a mutator on the state and stores its result. The mutator may be asynchronous, and may run again on newer
     /// state if another process was faster. Its own error leaves the state as it is and is returned unchanged.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::json;
+    /// # use latchwork::state::States;
+    /// # use latchwork::store::Store;
+    /// # let states = States::on(&Store::memory().await?).await?;
+    /// # let session = states.session("s-1");
+    /// # use std::convert::Infallible;
+    /// let wrapped = session.atomic_state(|state| async move {
+    ///     Ok::<_, Infallible>(Some(json!({"before": state})))
+    /// });
+    /// assert_eq!(wrapped.await?.value, json!({"before": {}}));
+    /// # Ok(()) }
+    /// ```
     pub fn atomic_state<F, Fut, E>(
         &self,
         mutator: F,
@@ -392,6 +644,17 @@ impl Container {
     }
 
     /// Watches every change after the generation `after` of the store. A container in memory is watched from now on.
+    ///
+    /// ```
+    /// # use latchwork::state::{Container, Result};
+    /// # use latchwork::store::Store;
+    /// # async fn example(session: Container, store: Store) -> Result<()> {
+    /// let mut changes = session.watch(store.generation().await?).await?;
+    /// while let Some(change) = changes.next().await? {
+    ///     println!("rev {}: {:?}", change.rev, change.events);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn watch(&self, after: Generation) -> impl Future<Output = Result<StateWatch>> + Send + use<> {
         self.clone().watch_now(after)
     }

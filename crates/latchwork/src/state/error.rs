@@ -150,6 +150,12 @@ unreadable!(StateError);
 
 impl StateError {
     /// The class of the failure.
+    ///
+    /// ```
+    /// # use latchwork::state::StateError;
+    /// # use latchwork::store::ErrorKind;
+    /// assert_eq!(StateError::NoRuntime.kind(), ErrorKind::Invalid);
+    /// ```
     pub fn kind(&self) -> ErrorKind {
         use StateError::*;
         match self {

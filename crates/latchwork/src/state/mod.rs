@@ -88,11 +88,27 @@ const OBJECT: usize = 1;
 
 impl States {
     /// Opens the state in a data directory, which is created if it is missing.
+    ///
+    /// ```
+    /// # use latchwork::state::{Result, States};
+    /// # use latchwork::store::Store;
+    /// # async fn example(store: Store) -> Result<()> {
+    /// let states = States::open("./data").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn open(directory: impl AsRef<Path>) -> Result<States> {
         States::on(&Store::open(directory).await?).await
     }
 
     /// Opens the state of a store.
+    ///
+    /// ```
+    /// # use latchwork::state::{Result, States};
+    /// # use latchwork::store::Store;
+    /// # async fn example(store: Store) -> Result<()> {
+    /// let states = States::on(&store).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn on(store: &Store) -> Result<States> {
         let known = store.spaces().await?;
         let is_new = known.iter().all(|space| space.name() != STATE);
@@ -100,6 +116,14 @@ impl States {
     }
 
     /// Opens the state of a store, with this history from now on. A watch cannot fall behind further than that.
+    ///
+    /// ```
+    /// # use latchwork::state::{Result, States};
+    /// # use latchwork::store::{History, Store};
+    /// # async fn example(store: Store) -> Result<()> {
+    /// let states = States::with_history(&store, History::Generations(1_000)).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn with_history(store: &Store, history: History) -> Result<States> {
         States::with(store, Some(history)).await
     }
@@ -117,17 +141,39 @@ impl States {
     }
 
     /// The store below.
+    ///
+    /// ```
+    /// # use latchwork::state::{Result, States};
+    /// # async fn example(states: States) -> Result<()> {
+    /// let generation = states.store().generation().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn store(&self) -> &Store {
         &self.shelf.store
     }
 
     /// These states with another budget for mutations. The default is 30 s; `None` means no limit.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::state::{Result, States};
+    /// # async fn example(states: States) -> Result<()> {
+    /// let states = states.mutation_timeout(Duration::from_secs(5));
+    /// # Ok(()) }
+    /// ```
     pub fn mutation_timeout(self, timeout: impl Into<Option<Duration>>) -> States {
         let timeout = timeout.into();
         self.set_up(|setup| setup.timeout = timeout)
     }
 
     /// These states with another number of attempts when another process is faster. The default is 4.
+    ///
+    /// ```
+    /// # use latchwork::state::{Result, States};
+    /// # async fn example(states: States) -> Result<()> {
+    /// let states = states.attempts(10);
+    /// # Ok(()) }
+    /// ```
     pub fn attempts(self, attempts: u32) -> States {
         self.set_up(|setup| setup.retry.attempts = attempts.max(1))
     }
@@ -138,53 +184,125 @@ impl States {
     }
 
     /// The state of a request.
+    ///
+    /// ```
+    /// # use latchwork::state::{Result, States};
+    /// # async fn example(states: States) -> Result<()> {
+    /// states.request("r-1").inc_state("steps", 1).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn request(&self, id: &str) -> Container {
         self.scope("request", id)
     }
 
     /// The state of a session.
+    ///
+    /// ```
+    /// # use latchwork::state::{Result, States};
+    /// # async fn example(states: States) -> Result<()> {
+    /// states.session("s-1").inc_state("visits", 1).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn session(&self, id: &str) -> Container {
         self.scope("session", id)
     }
 
     /// The state of a user.
+    ///
+    /// ```
+    /// # use latchwork::state::{Result, States};
+    /// # async fn example(states: States) -> Result<()> {
+    /// states.user("ada").inc_state("logins", 1).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn user(&self, id: &str) -> Container {
         self.scope("user", id)
     }
 
     /// The state of an organisation.
+    ///
+    /// ```
+    /// # use latchwork::state::{Result, States};
+    /// # async fn example(states: States) -> Result<()> {
+    /// states.org("acme").inc_state("members", 1).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn org(&self, id: &str) -> Container {
         self.scope("org", id)
     }
 
     /// A new container in memory, for the state of one run of a sequencer. It ends with its last handle. The name is
     /// for messages and need not be unique.
+    ///
+    /// ```
+    /// # use latchwork::state::{Result, States};
+    /// # async fn example(states: States) -> Result<()> {
+    /// let run = states.sequencer("import");
+    /// run.push_state("steps", "read").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn sequencer(&self, name: impl Into<Arc<str>>) -> Container {
         Container::memory(name.into(), self.setups[OBJECT].clone())
     }
 
     /// A new container in memory, for the state of a target. It ends with its last handle. The name is for messages and
     /// need not be unique.
+    ///
+    /// ```
+    /// # use latchwork::state::{Result, States};
+    /// # async fn example(states: States) -> Result<()> {
+    /// let target = states.target("printer-2");
+    /// target.inc_state("pages", 1).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn target(&self, name: impl Into<Arc<str>>) -> Container {
         Container::memory(name.into(), self.setups[OBJECT].clone())
     }
 
     /// Slots that all code shares.
+    ///
+    /// ```
+    /// # use latchwork::state::{Result, States};
+    /// # async fn example(states: States) -> Result<()> {
+    /// states.global().slot::<u64>("orders").increment(1).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn global(&self) -> Slots {
         Slots { states: self.clone(), scope: "global", owner: None }
     }
 
     /// Slots that all executions of a workflow type share.
+    ///
+    /// ```
+    /// # use latchwork::state::{Result, States};
+    /// # async fn example(states: States) -> Result<()> {
+    /// states.workflow("order").slot::<u64>("sold").increment(1).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn workflow(&self, workflow_type: &str) -> Slots {
         Slots { states: self.clone(), scope: "workflow", owner: Some(workflow_type.into()) }
     }
 
     /// Slots of an execution.
+    ///
+    /// ```
+    /// # use latchwork::state::{Result, States};
+    /// # async fn example(states: States) -> Result<()> {
+    /// let progress = states.execution("order-7").slot::<u64>("progress").get().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn execution(&self, id: &str) -> Slots {
         Slots { states: self.clone(), scope: "execution", owner: Some(id.into()) }
     }
 
     /// Slots that an execution without a parent shares with all its descendants.
+    ///
+    /// ```
+    /// # use latchwork::state::{Result, States};
+    /// # async fn example(states: States) -> Result<()> {
+    /// let budget = states.tree("order-7").slot::<u64>("budget").get().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn tree(&self, root: &str) -> Slots {
         Slots { states: self.clone(), scope: "tree", owner: Some(root.into()) }
     }
@@ -248,6 +366,14 @@ pub struct Slots {
 
 impl Slots {
     /// The slot with this name.
+    ///
+    /// ```
+    /// # use latchwork::state::{Result, States};
+    /// # async fn example(states: States) -> Result<()> {
+    /// let motto = states.global().slot::<String>("motto");
+    /// motto.set("work once".into()).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn slot<T: Serialize + DeserializeOwned>(&self, name: &str) -> Slot<T> {
         let (shown, parts) = match &self.owner {
             None => (format!("slot {name:?}"), vec!["slot", self.scope, name]),

@@ -42,6 +42,15 @@ pub(crate) enum ChangeSource {
 impl StateWatch {
     /// Returns the next change. Fails if the watch fell behind the history that the store keeps. Returns `None` if the
     /// container was in memory and is gone.
+    ///
+    /// ```
+    /// # use latchwork::state::{Result, StateWatch};
+    /// # async fn example(mut changes: StateWatch) -> Result<()> {
+    /// while let Some(change) = changes.next().await? {
+    ///     println!("{:?} from rev {} on", change.state, change.rev);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn next(&mut self) -> Result<Option<Change>> {
         let watch = match &mut self.source {
             ChangeSource::Memory(changes) => return Ok(changes.recv().await),
