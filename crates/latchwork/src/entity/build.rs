@@ -24,6 +24,13 @@ impl Entities {
     /// Declares indexes and unique values of a type. What is declared already stays. A new index is built over the
     /// existing entities while other writers continue, and is used when it is complete. If two entities have the same
     /// value where it must be unique, this fails, names both, and leaves nothing behind.
+    ///
+    /// ```
+    /// # use latchwork::entity::{Entities, Result, TypeSpec};
+    /// # async fn example(entities: Entities) -> Result<()> {
+    /// entities.declare(TypeSpec::new("person").unique(["data.email"]).index(["data.city"])).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn declare(&self, spec: TypeSpec) -> impl Future<Output = Result<()>> + Send + use<> {
         self.clone().add_declared(spec)
     }
@@ -43,6 +50,13 @@ impl Entities {
     }
 
     /// Removes indexes and unique values from the declaration of a type: those that are named and exist.
+    ///
+    /// ```
+    /// # use latchwork::entity::{Entities, Result, TypeSpec};
+    /// # async fn example(entities: Entities) -> Result<()> {
+    /// entities.undeclare(TypeSpec::new("person").index(["data.city"])).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn undeclare(&self, spec: TypeSpec) -> impl Future<Output = Result<()>> + Send + use<> {
         self.clone().remove_declared(spec)
     }

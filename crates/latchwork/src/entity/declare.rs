@@ -43,17 +43,32 @@ const FIELDS: usize = 8;
 
 impl TypeSpec {
     /// A type without indexes.
+    ///
+    /// ```
+    /// # use latchwork::entity::TypeSpec;
+    /// let person = TypeSpec::new("person");
+    /// ```
     pub fn new(name: impl Into<String>) -> TypeSpec {
         TypeSpec { name: name.into(), indexes: Vec::new() }
     }
 
     /// No two entities of the type may have the same values in all of these fields. The rule does not apply to an
     /// entity that lacks one of them or has null in it.
+    ///
+    /// ```
+    /// # use latchwork::entity::TypeSpec;
+    /// let person = TypeSpec::new("person").unique(["data.country", "data.tax_number"]);
+    /// ```
     pub fn unique(self, fields: impl IntoIterator<Item = impl Into<String>>) -> TypeSpec {
         self.with(fields, true)
     }
 
     /// Finds by these fields, in this order, do not have to read every entity of the type.
+    ///
+    /// ```
+    /// # use latchwork::entity::TypeSpec;
+    /// let person = TypeSpec::new("person").index(["data.city", "data.age"]);
+    /// ```
     pub fn index(self, fields: impl IntoIterator<Item = impl Into<String>>) -> TypeSpec {
         self.with(fields, false)
     }

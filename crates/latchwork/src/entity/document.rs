@@ -22,6 +22,11 @@ text_id!(
 
 impl EntityId {
     /// The text.
+    ///
+    /// ```
+    /// # use latchwork::entity::EntityId;
+    /// assert_eq!(EntityId::from("order-7").as_str(), "order-7");
+    /// ```
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -108,6 +113,21 @@ pub struct Entity {
 
 impl Entity {
     /// The data as a value of your own type.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::entity::{Add, Entities};
+    /// # use latchwork::json;
+    /// # use latchwork::store::Store;
+    /// # let entities = Entities::on(&Store::memory().await?).await?;
+    /// # entities.add(Add::new("person").id("ada").data(json!({"visits": 0}))).await?;
+    /// # use std::collections::BTreeMap;
+    /// let ada = entities.get("ada").await?.unwrap();
+    /// let data: BTreeMap<String, u32> = ada.parse()?;
+    /// assert_eq!(data["visits"], 0);
+    /// # Ok(()) }
+    /// ```
     pub fn parse<T: DeserializeOwned>(&self) -> Result<T> {
         T::deserialize(&self.data)
             .map_err(|error| EntityError::Mismatch { id: self.id.clone(), message: error.to_string() })

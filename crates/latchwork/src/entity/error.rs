@@ -118,6 +118,13 @@ unreadable!(EntityError);
 
 impl EntityError {
     /// The class of the failure.
+    ///
+    /// ```
+    /// # use latchwork::entity::EntityError;
+    /// # use latchwork::store::ErrorKind;
+    /// let error = EntityError::NotFound { id: "ada".into() };
+    /// assert_eq!(error.kind(), ErrorKind::NotFound);
+    /// ```
     pub fn kind(&self) -> ErrorKind {
         use EntityError::*;
         match self {

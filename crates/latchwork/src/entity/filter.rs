@@ -124,6 +124,11 @@ impl std::fmt::Display for Field {
 pub struct Filter(pub(crate) Result<FilterNode, FilterError>);
 
 /// Starts a comparison of the field at this path: `data.address.city`, `metadata.source`.
+///
+/// ```
+/// # use latchwork::entity::field;
+/// let in_paris = field("data.address.city").equals("Paris");
+/// ```
 pub fn field(path: &str) -> FieldRef {
     FieldRef { field: Field::parse(path) }
 }
@@ -171,66 +176,131 @@ impl FieldRef {
     }
 
     /// True if the field has this value.
+    ///
+    /// ```
+    /// # use latchwork::entity::field;
+    /// let in_paris = field("data.city").equals("Paris");
+    /// ```
     pub fn equals(self, value: impl Serialize) -> Filter {
         self.compare(|| Ok(Comparison::Equals(given(value)?)))
     }
 
     /// True if the field has another value, or is missing.
+    ///
+    /// ```
+    /// # use latchwork::entity::field;
+    /// let elsewhere = field("data.city").not("Paris");
+    /// ```
     pub fn not(self, value: impl Serialize) -> Filter {
         self.equals(value).negate()
     }
 
     /// True if the value is greater, and of the same kind: number, string or boolean.
+    ///
+    /// ```
+    /// # use latchwork::entity::field;
+    /// let adults = field("data.age").greater(17);
+    /// ```
     pub fn greater(self, value: impl Serialize) -> Filter {
         self.compare(|| Ok(Comparison::Greater(ordered("greater", given(value)?)?)))
     }
 
     /// True if the value is greater or equal, and of the same kind.
+    ///
+    /// ```
+    /// # use latchwork::entity::field;
+    /// let adults = field("data.age").at_least(18);
+    /// ```
     pub fn at_least(self, value: impl Serialize) -> Filter {
         self.compare(|| Ok(Comparison::AtLeast(ordered("at_least", given(value)?)?)))
     }
 
     /// True if the value is less, and of the same kind.
+    ///
+    /// ```
+    /// # use latchwork::entity::field;
+    /// let children = field("data.age").less(18);
+    /// ```
     pub fn less(self, value: impl Serialize) -> Filter {
         self.compare(|| Ok(Comparison::Less(ordered("less", given(value)?)?)))
     }
 
     /// True if the value is less or equal, and of the same kind.
+    ///
+    /// ```
+    /// # use latchwork::entity::field;
+    /// let children = field("data.age").at_most(17);
+    /// ```
     pub fn at_most(self, value: impl Serialize) -> Filter {
         self.compare(|| Ok(Comparison::AtMost(ordered("at_most", given(value)?)?)))
     }
 
     /// True if the value lies between the two, both included.
+    ///
+    /// ```
+    /// # use latchwork::entity::field;
+    /// let teenagers = field("data.age").between(13, 19);
+    /// ```
     pub fn between(self, low: impl Serialize, high: impl Serialize) -> Filter {
         self.compare(|| between(given(low)?, given(high)?))
     }
 
     /// True if the field has one of these values.
+    ///
+    /// ```
+    /// # use latchwork::entity::field;
+    /// let from_us = field("metadata.source").one_of(["web", "shop"]);
+    /// ```
     pub fn one_of(self, values: impl IntoIterator<Item = impl Serialize>) -> Filter {
         self.compare(|| Ok(Comparison::OneOf(values.into_iter().map(given).collect::<Result<_, _>>()?)))
     }
 
     /// True if the field is an array with this element, or a string with this part.
+    ///
+    /// ```
+    /// # use latchwork::entity::field;
+    /// let urgent = field("data.tags").contains("urgent");
+    /// ```
     pub fn contains(self, value: impl Serialize) -> Filter {
         self.compare(|| Ok(Comparison::Contains(given(value)?)))
     }
 
     /// True if the field is an array with all of these elements.
+    ///
+    /// ```
+    /// # use latchwork::entity::field;
+    /// let both = field("data.tags").has_all(["urgent", "paid"]);
+    /// ```
     pub fn has_all(self, values: impl IntoIterator<Item = impl Serialize>) -> Filter {
         self.compare(|| Ok(Comparison::HasAll(values.into_iter().map(given).collect::<Result<_, _>>()?)))
     }
 
     /// True if the field exists, even if it is null.
+    ///
+    /// ```
+    /// # use latchwork::entity::field;
+    /// let reachable = field("data.email").exists();
+    /// ```
     pub fn exists(self) -> Filter {
         self.compare(|| Ok(Comparison::Exists))
     }
 
     /// True if the field is a string with this start.
+    ///
+    /// ```
+    /// # use latchwork::entity::field;
+    /// let swiss = field("data.phone").starts_with("+41");
+    /// ```
     pub fn starts_with(self, prefix: impl Into<String>) -> Filter {
         self.compare(|| Ok(Comparison::StartsWith(prefix.into())))
     }
 
     /// True if the field is a string with this end.
+    ///
+    /// ```
+    /// # use latchwork::entity::field;
+    /// let members = field("data.email").ends_with("@example.org");
+    /// ```
     pub fn ends_with(self, suffix: impl Into<String>) -> Filter {
         self.compare(|| Ok(Comparison::EndsWith(suffix.into())))
     }
@@ -258,11 +328,21 @@ fn between(low: Value, high: Value) -> Result<Comparison, FilterProblem> {
 
 impl Filter {
     /// True for every entity.
+    ///
+    /// ```
+    /// # use latchwork::entity::Filter;
+    /// let everyone = Filter::all();
+    /// ```
     pub fn all() -> Filter {
         Filter(Ok(FilterNode::All(Vec::new())))
     }
 
     /// True if both are true.
+    ///
+    /// ```
+    /// # use latchwork::entity::field;
+    /// let adults_in_paris = field("data.age").at_least(18).and(field("data.city").equals("Paris"));
+    /// ```
     pub fn and(self, other: Filter) -> Filter {
         self.join(other, |nodes| match nodes {
             (FilterNode::All(mut all), FilterNode::All(more)) => {
@@ -278,6 +358,11 @@ impl Filter {
     }
 
     /// True if at least one is true.
+    ///
+    /// ```
+    /// # use latchwork::entity::field;
+    /// let reachable = field("data.email").exists().or(field("data.phone").exists());
+    /// ```
     pub fn or(self, other: Filter) -> Filter {
         self.join(other, |nodes| match nodes {
             (FilterNode::Any(mut any), node) => {
@@ -289,6 +374,11 @@ impl Filter {
     }
 
     /// True if this filter is false.
+    ///
+    /// ```
+    /// # use latchwork::entity::field;
+    /// let without_email = field("data.email").exists().negate();
+    /// ```
     pub fn negate(self) -> Filter {
         Filter(self.0.map(|node| FilterNode::Not(Box::new(node))))
     }

@@ -85,11 +85,27 @@ struct EntitiesInner {
 
 impl Entities {
     /// Opens the entities in a data directory, which is created if it is missing.
+    ///
+    /// ```
+    /// # use latchwork::entity::{Entities, Result};
+    /// # use latchwork::store::Store;
+    /// # async fn example(store: Store) -> Result<()> {
+    /// let entities = Entities::open("./data").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn open(directory: impl AsRef<Path>) -> Result<Entities> {
         Entities::on(&Store::open(directory).await?).await
     }
 
     /// Opens the entities of a store. All history stays readable, unless the store has entities with another history.
+    ///
+    /// ```
+    /// # use latchwork::entity::{Entities, Result};
+    /// # use latchwork::store::Store;
+    /// # async fn example(store: Store) -> Result<()> {
+    /// let entities = Entities::on(&store).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn on(store: &Store) -> Result<Entities> {
         let known = store.spaces().await?;
         let history = known.iter().all(|space| space.name() != ENTITIES).then_some(History::Forever);
@@ -97,6 +113,14 @@ impl Entities {
     }
 
     /// Opens the entities of a store, with this history from now on. What it does not cover is dropped.
+    ///
+    /// ```
+    /// # use latchwork::entity::{Entities, Result};
+    /// # use latchwork::store::{History, Store};
+    /// # async fn example(store: Store) -> Result<()> {
+    /// let entities = Entities::with_history(&store, History::Generations(100_000)).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn with_history(store: &Store, history: History) -> Result<Entities> {
         Entities::with(store, Some(history)).await
     }
@@ -113,11 +137,30 @@ impl Entities {
     }
 
     /// The store below.
+    ///
+    /// ```
+    /// # use latchwork::entity::{Entities, Result};
+    /// # async fn example(entities: Entities) -> Result<()> {
+    /// let generation = entities.store().generation().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn store(&self) -> &Store {
         &self.inner.store
     }
 
     /// Adds an entity. If it exists, this fails, or with `if_absent` leaves it as it is; the receipt tells which.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::entity::{Add, Entities};
+    /// # use latchwork::json;
+    /// # use latchwork::store::{Rev, Store};
+    /// # let entities = Entities::on(&Store::memory().await?).await?;
+    /// let added = entities.add(Add::new("person").id("ada").data(json!({"name": "Ada"}))).await?;
+    /// assert_eq!((added.id.as_str(), added.rev), ("ada", Rev(1)));
+    /// # Ok(()) }
+    /// ```
     pub fn add(&self, add: Add) -> impl Future<Output = Result<OpReceipt>> + Send + use<> {
         self.clone().added(add)
     }
@@ -135,6 +178,17 @@ impl Entities {
     }
 
     /// Adds entities, all or none of them. An existing entity makes it fail, unless its item sets `if_absent`.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::entity::{Add, Entities};
+    /// # use latchwork::store::Store;
+    /// # let entities = Entities::on(&Store::memory().await?).await?;
+    /// let people = ["ada", "bob"].map(|id| Add::new("person").id(id));
+    /// assert_eq!(entities.add_many(people).await?.ops.len(), 2);
+    /// # Ok(()) }
+    /// ```
     pub fn add_many<I: IntoIterator<Item = Add>>(
         &self,
         items: I,
@@ -143,6 +197,21 @@ impl Entities {
     }
 
     /// Adds those entities that do not exist, all or none of them. An item's own `if_absent` has precedence.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::entity::{Add, Effect, Entities};
+    /// # use latchwork::json;
+    /// # use latchwork::store::Store;
+    /// # let entities = Entities::on(&Store::memory().await?).await?;
+    /// # entities.add(Add::new("person").id("ada").data(json!({"visits": 0}))).await?;
+    /// let people = ["ada", "bob"].map(|id| Add::new("person").id(id));
+    /// let receipt = entities.add_many_if_absent(people).await?;
+    /// assert_eq!(receipt.ops[0].effect, Effect::Existing);
+    /// assert_eq!(receipt.ops[1].effect, Effect::Added);
+    /// # Ok(()) }
+    /// ```
     pub fn add_many_if_absent<I: IntoIterator<Item = Add>>(
         &self,
         items: I,
@@ -155,6 +224,19 @@ impl Entities {
     }
 
     /// Returns the entity with this id, as it is now.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::entity::{Add, Entities};
+    /// # use latchwork::json;
+    /// # use latchwork::store::Store;
+    /// # let entities = Entities::on(&Store::memory().await?).await?;
+    /// # entities.add(Add::new("person").id("ada").data(json!({"visits": 0}))).await?;
+    /// assert_eq!(entities.get("ada").await?.unwrap().data["visits"], 0);
+    /// assert!(entities.get("bob").await?.is_none());
+    /// # Ok(()) }
+    /// ```
     pub fn get<I: Into<EntityId>>(&self, id: I) -> impl Future<Output = Result<Option<Entity>>> + Send + use<I> {
         self.clone().got(id.into())
     }
@@ -166,6 +248,19 @@ impl Entities {
     }
 
     /// Changes an entity and returns its new rev.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::entity::{Add, Entities, Update};
+    /// # use latchwork::json;
+    /// # use latchwork::store::{Rev, Store};
+    /// # let entities = Entities::on(&Store::memory().await?).await?;
+    /// # entities.add(Add::new("person").id("ada").data(json!({"visits": 0}))).await?;
+    /// let rev = entities.update(Update::new("ada").data(json!({"visits": 1}))).await?;
+    /// assert_eq!(rev, Rev(2));
+    /// # Ok(()) }
+    /// ```
     pub fn update(&self, update: Update) -> impl Future<Output = Result<Rev>> + Send + use<> {
         self.clone().updated(update)
     }
@@ -184,6 +279,15 @@ impl Entities {
     }
 
     /// Changes entities, all or none of them.
+    ///
+    /// ```
+    /// # use latchwork::entity::{Entities, Result, Update};
+    /// # use latchwork::json;
+    /// # async fn example(entities: Entities) -> Result<()> {
+    /// let both = ["ada", "bob"].map(|id| Update::new(id).metadata(json!({"checked": true})));
+    /// entities.update_many(both).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn update_many<I: IntoIterator<Item = Update>>(
         &self,
         items: I,
@@ -193,6 +297,19 @@ impl Entities {
 
     /// Reads an entity, changes it and writes it, if no other writer has written it meanwhile. Otherwise reads it
     /// again, at most `retries` more times. `change` may run several times and must have no other effect.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::entity::{Add, Entities};
+    /// # use latchwork::json;
+    /// # use latchwork::store::Store;
+    /// # let entities = Entities::on(&Store::memory().await?).await?;
+    /// # entities.add(Add::new("person").id("ada").data(json!({"visits": 0}))).await?;
+    /// entities.update_with("ada", 5, |ada| ada.data["visits"] = json!(1)).await?;
+    /// assert_eq!(entities.get("ada").await?.unwrap().data["visits"], 1);
+    /// # Ok(()) }
+    /// ```
     pub fn update_with<I: Into<EntityId>, F: FnMut(&mut Draft)>(
         &self,
         id: I,
@@ -215,6 +332,22 @@ impl Entities {
 
     /// Like [`Entities::update_with`], with a change that returns a value or refuses. If it refuses, nothing is
     /// written.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::entity::{Add, ChangeError, Entities};
+    /// # use latchwork::json;
+    /// # use latchwork::store::Store;
+    /// # let entities = Entities::on(&Store::memory().await?).await?;
+    /// # entities.add(Add::new("person").id("ada").data(json!({"visits": 0}))).await?;
+    /// let refused = entities.try_update_with("ada", 5, |ada| match ada.data["visits"].as_u64() {
+    ///     Some(0) | None => Err("never visited"),
+    ///     Some(visits) => Ok(visits),
+    /// });
+    /// assert!(matches!(refused.await, Err(ChangeError::Refused("never visited"))));
+    /// # Ok(()) }
+    /// ```
     pub fn try_update_with<T, E, I: Into<EntityId>, F: FnMut(&mut Draft) -> Result<T, E>>(
         &self,
         id: I,
@@ -226,6 +359,19 @@ impl Entities {
     }
 
     /// Removes an entity and returns the rev of its removal.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::entity::{Add, Entities};
+    /// # use latchwork::json;
+    /// # use latchwork::store::Store;
+    /// # let entities = Entities::on(&Store::memory().await?).await?;
+    /// # entities.add(Add::new("person").id("ada").data(json!({"visits": 0}))).await?;
+    /// entities.remove("ada").await?;
+    /// assert!(entities.get("ada").await?.is_none());
+    /// # Ok(()) }
+    /// ```
     pub fn remove<R: Into<Remove>>(&self, remove: R) -> impl Future<Output = Result<Rev>> + Send + use<R> {
         let (entities, transaction) = (self.clone(), Transaction::new().remove(remove));
         async move { Ok(entities.single(transaction).await?.rev) }
@@ -233,6 +379,17 @@ impl Entities {
 
     /// Does all operations of a transaction in one commit, or none. If it fails, the error lists every check that
     /// failed.
+    ///
+    /// ```
+    /// # use latchwork::entity::{Entities, Result, Transaction, Update};
+    /// # use latchwork::json;
+    /// # async fn example(entities: Entities) -> Result<()> {
+    /// let transfer = Transaction::new()
+    ///     .update(Update::new("alice").data(json!({"balance": 70})))
+    ///     .update(Update::new("bob").data(json!({"balance": 30})));
+    /// let receipt = entities.transact(transfer).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn transact(&self, transaction: Transaction) -> impl Future<Output = Result<Receipt>> + Send + use<> {
         let entities = self.clone();
         async move { entities.send(entities.checked(transaction)?).await }
@@ -257,6 +414,20 @@ impl Entities {
     /// Returns the first entity that a query finds; if there is none, adds one. However many callers try at once, only
     /// one adds it: the add lands only if the range that the query has read has not changed. With an index for the
     /// query that range is very small, and other writers do not disturb.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::entity::{Add, Entities, Query, field};
+    /// # use latchwork::json;
+    /// # use latchwork::store::Store;
+    /// # let entities = Entities::on(&Store::memory().await?).await?;
+    /// let by_email = Query::of("person").filter(field("data.email").equals("ada@example.org"));
+    /// let ada = Add::new("person").data(json!({"email": "ada@example.org"}));
+    /// assert!(entities.add_if_missing(&by_email, ada.clone()).await?.was_added());
+    /// assert!(!entities.add_if_missing(&by_email, ada).await?.was_added());
+    /// # Ok(()) }
+    /// ```
     pub fn add_if_missing<Q: Into<Query>>(
         &self,
         query: Q,
@@ -294,12 +465,33 @@ impl Entities {
     }
 
     /// Returns the entities that a query asks for, as they are now.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::entity::{Add, Entities, Query, field};
+    /// # use latchwork::json;
+    /// # use latchwork::store::Store;
+    /// # let entities = Entities::on(&Store::memory().await?).await?;
+    /// # entities.add(Add::new("person").id("ada").data(json!({"visits": 0}))).await?;
+    /// let new = Query::of("person").filter(field("data.visits").equals(0));
+    /// assert_eq!(entities.find(new).await?.items[0].id, "ada");
+    /// # Ok(()) }
+    /// ```
     pub fn find<Q: Into<Query>>(&self, query: Q) -> impl Future<Output = Result<Page<Entity>>> + Send + use<Q> {
         let found = self.find_explained(query);
         async move { Ok(found.await?.page) }
     }
 
     /// Returns the entities that a query asks for, as they are now, and how they were found.
+    ///
+    /// ```
+    /// # use latchwork::entity::{Entities, Query, Result};
+    /// # async fn example(entities: Entities) -> Result<()> {
+    /// let found = entities.find_explained(Query::of("person").limit(10)).await?;
+    /// println!("{}, {} entities read", found.plan, found.examined);
+    /// # Ok(()) }
+    /// ```
     pub fn find_explained<Q: Into<Query>>(&self, query: Q) -> impl Future<Output = Result<Explained>> + Send + use<Q> {
         let (entities, query) = (self.clone(), query.into());
         async move {
@@ -309,6 +501,14 @@ impl Entities {
     }
 
     /// Returns how a query would be answered now.
+    ///
+    /// ```
+    /// # use latchwork::entity::{Entities, Query, Result, field};
+    /// # async fn example(entities: Entities) -> Result<()> {
+    /// let plan = entities.explain(Query::of("person").filter(field("data.city").equals("Paris"))).await?;
+    /// println!("{plan}");
+    /// # Ok(()) }
+    /// ```
     pub fn explain<Q: Into<Query>>(&self, query: Q) -> impl Future<Output = Result<Plan>> + Send + use<Q> {
         let (entities, query) = (self.clone(), query.into());
         async move {
@@ -318,6 +518,20 @@ impl Entities {
     }
 
     /// Returns a view of the present.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::entity::{Add, Entities};
+    /// # use latchwork::json;
+    /// # use latchwork::store::Store;
+    /// # let entities = Entities::on(&Store::memory().await?).await?;
+    /// # entities.add(Add::new("person").id("ada").data(json!({"visits": 0}))).await?;
+    /// let before = entities.now().await?;
+    /// entities.remove("ada").await?;
+    /// assert!(before.get("ada").await?.is_some());
+    /// # Ok(()) }
+    /// ```
     pub fn now(&self) -> impl Future<Output = Result<EntityView>> + Send + use<> {
         let entities = self.clone();
         async move {
@@ -327,6 +541,20 @@ impl Entities {
     }
 
     /// Returns a view of the past: of a generation, or of everything that was committed up to a time.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::entity::{Add, Entities};
+    /// # use latchwork::json;
+    /// # use latchwork::store::Store;
+    /// # let entities = Entities::on(&Store::memory().await?).await?;
+    /// # entities.add(Add::new("person").id("ada").data(json!({"visits": 0}))).await?;
+    /// let before = entities.store().generation().await?;
+    /// entities.remove("ada").await?;
+    /// assert!(entities.as_of(before).await?.get("ada").await?.is_some());
+    /// # Ok(()) }
+    /// ```
     pub fn as_of<W: Into<AsOf>>(&self, when: W) -> impl Future<Output = Result<EntityView>> + Send + use<W> {
         let (entities, when) = (self.clone(), when.into());
         async move {
@@ -340,6 +568,14 @@ impl Entities {
 
     /// Replaces everything in the store, not only the entities, by a snapshot that [`EntityView::persist`] wrote. Revs
     /// and generations continue above all earlier ones.
+    ///
+    /// ```
+    /// # use latchwork::entity::{Entities, Result};
+    /// # use latchwork::store::Confirm;
+    /// # async fn example(entities: Entities) -> Result<()> {
+    /// entities.restore("./backup", Confirm::ReplaceEverything).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn restore<P: AsRef<Path>>(
         &self,
         snapshot: P,

@@ -66,6 +66,12 @@ pub struct Add {
 
 impl Add {
     /// Adds an entity of this type. Without an id, it gets a UUIDv7.
+    ///
+    /// ```
+    /// # use latchwork::entity::Add;
+    /// # use latchwork::json;
+    /// let ada = Add::new("person").data(json!({"name": "Ada"}));
+    /// ```
     pub fn new(entity_type: impl Into<Arc<str>>) -> Add {
         let empty = || Ok(Value::Object(Map::new()));
         let (entity_type, data, fences) = (entity_type.into(), Ok(Value::Null), Vec::new());
@@ -95,18 +101,35 @@ impl Add {
     }
 
     /// Sets the id.
+    ///
+    /// ```
+    /// # use latchwork::entity::Add;
+    /// let ada = Add::new("person").id("ada");
+    /// ```
     pub fn id(mut self, id: impl Into<EntityId>) -> Add {
         self.id = Some(id.into());
         self
     }
 
     /// Sets the data: any value that serde can write as JSON.
+    ///
+    /// ```
+    /// # use latchwork::entity::Add;
+    /// # use latchwork::json;
+    /// let ada = Add::new("person").data(json!({"name": "Ada"}));
+    /// ```
     pub fn data(mut self, data: impl Serialize) -> Add {
         self.data = json::to_value(&data);
         self
     }
 
     /// Sets the metadata: a JSON object.
+    ///
+    /// ```
+    /// # use latchwork::entity::Add;
+    /// # use latchwork::json;
+    /// let ada = Add::new("person").metadata(json!({"source": "web"}));
+    /// ```
     pub fn metadata(mut self, metadata: impl Serialize) -> Add {
         self.metadata = json::to_value(&metadata);
         self
@@ -114,12 +137,33 @@ impl Add {
 
     /// If true, an entity that exists already is left as it is, and its id is returned. In a batch, this has precedence
     /// over the batch's own setting. It has no effect without an explicit id.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::entity::{Add, Effect, Entities};
+    /// # use latchwork::json;
+    /// # use latchwork::store::Store;
+    /// # let entities = Entities::on(&Store::memory().await?).await?;
+    /// # entities.add(Add::new("person").id("ada").data(json!({"visits": 0}))).await?;
+    /// let again = entities.add(Add::new("person").id("ada").if_absent(true)).await?;
+    /// assert_eq!(again.effect, Effect::Existing);
+    /// # Ok(()) }
+    /// ```
     pub fn if_absent(mut self, if_absent: bool) -> Add {
         self.if_absent = Some(if_absent);
         self
     }
 
     /// The operation lands only while this right exists, for example the token of a lock that is held.
+    ///
+    /// ```
+    /// # use latchwork::entity::{Add, Entities, Result};
+    /// # use latchwork::lock::LockGuard;
+    /// # async fn example(entities: Entities, guard: LockGuard) -> Result<()> {
+    /// entities.add(Add::new("report").id("today").guard(guard.token())).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn guard(mut self, right: &impl Right) -> Add {
         self.fences.push(Fence::of(right));
         self
@@ -171,48 +215,104 @@ pub struct Update {
 
 impl Update {
     /// Changes the entity with this id. Fields that are not set stay as they are.
+    ///
+    /// ```
+    /// # use latchwork::entity::Update;
+    /// # use latchwork::json;
+    /// let visit = Update::new("ada").data(json!({"visits": 1}));
+    /// ```
     pub fn new(id: impl Into<EntityId>) -> Update {
         let (id, fences) = (id.into(), Vec::new());
         Update { id, subtype: None, data: None, metadata: None, replace_metadata: false, if_rev: None, fences }
     }
 
     /// Changes the subtype. See [`Add::subtype`].
+    ///
+    /// ```
+    /// # use latchwork::entity::Update;
+    /// let sent = Update::new("d-1").subtype("invoice");
+    /// ```
     pub fn subtype(mut self, subtype: impl Into<Arc<str>>) -> Update {
         self.subtype = Some(Some(subtype.into()));
         self
     }
 
     /// Removes the subtype.
+    ///
+    /// ```
+    /// # use latchwork::entity::Update;
+    /// let plain = Update::new("d-1").without_subtype();
+    /// ```
     pub fn without_subtype(mut self) -> Update {
         self.subtype = Some(None);
         self
     }
 
     /// Replaces the data.
+    ///
+    /// ```
+    /// # use latchwork::entity::Update;
+    /// # use latchwork::json;
+    /// let visit = Update::new("ada").data(json!({"visits": 1}));
+    /// ```
     pub fn data(mut self, data: impl Serialize) -> Update {
         self.data = Some(json::to_value(&data));
         self
     }
 
     /// Merges this into the metadata, as a JSON merge patch does (RFC 7396): objects are merged, `null` removes.
+    ///
+    /// ```
+    /// # use latchwork::entity::Update;
+    /// # use latchwork::json;
+    /// let checked = Update::new("ada").metadata(json!({"checked": true, "source": null}));
+    /// ```
     pub fn metadata(mut self, metadata: impl Serialize) -> Update {
         (self.metadata, self.replace_metadata) = (Some(json::to_value(&metadata)), false);
         self
     }
 
     /// Replaces the metadata.
+    ///
+    /// ```
+    /// # use latchwork::entity::Update;
+    /// # use latchwork::json;
+    /// let checked = Update::new("ada").replace_metadata(json!({"checked": true}));
+    /// ```
     pub fn replace_metadata(mut self, metadata: impl Serialize) -> Update {
         (self.metadata, self.replace_metadata) = (Some(json::to_value(&metadata)), true);
         self
     }
 
     /// The operation lands only if the entity is at this rev.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::entity::{Add, Entities, EntityError, Update};
+    /// # use latchwork::json;
+    /// # use latchwork::store::{Rev, Store};
+    /// # let entities = Entities::on(&Store::memory().await?).await?;
+    /// # entities.add(Add::new("person").id("ada").data(json!({"visits": 0}))).await?;
+    /// let late = entities.update(Update::new("ada").data(json!({"visits": 1})).if_rev(Rev(7))).await;
+    /// assert!(matches!(late, Err(EntityError::RevisionConflict { .. })));
+    /// # Ok(()) }
+    /// ```
     pub fn if_rev(mut self, rev: Rev) -> Update {
         self.if_rev = Some(rev);
         self
     }
 
     /// The operation lands only while this right exists, for example the token of a lock that is held.
+    ///
+    /// ```
+    /// # use latchwork::entity::{Entities, Result, Update};
+    /// # use latchwork::json;
+    /// # use latchwork::lock::LockGuard;
+    /// # async fn example(entities: Entities, guard: LockGuard) -> Result<()> {
+    /// entities.update(Update::new("today").data(json!({"pages": 3})).guard(guard.token())).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn guard(mut self, right: &impl Right) -> Update {
         self.fences.push(Fence::of(right));
         self
@@ -240,17 +340,49 @@ pub struct Remove {
 
 impl Remove {
     /// Removes the entity with this id.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::entity::{Add, Entities, Remove};
+    /// # use latchwork::json;
+    /// # use latchwork::store::Store;
+    /// # let entities = Entities::on(&Store::memory().await?).await?;
+    /// # entities.add(Add::new("person").id("ada").data(json!({"visits": 0}))).await?;
+    /// entities.remove(Remove::new("ada")).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn new(id: impl Into<EntityId>) -> Remove {
         Remove { id: id.into(), if_rev: None, fences: Vec::new() }
     }
 
     /// The operation lands only if the entity is at this rev.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::entity::{Add, Entities, Remove};
+    /// # use latchwork::json;
+    /// # use latchwork::store::{Rev, Store};
+    /// # let entities = Entities::on(&Store::memory().await?).await?;
+    /// # entities.add(Add::new("person").id("ada").data(json!({"visits": 0}))).await?;
+    /// assert!(entities.remove(Remove::new("ada").if_rev(Rev(7))).await.is_err());
+    /// # Ok(()) }
+    /// ```
     pub fn if_rev(mut self, rev: Rev) -> Remove {
         self.if_rev = Some(rev);
         self
     }
 
     /// The operation lands only while this right exists, for example the token of a lock that is held.
+    ///
+    /// ```
+    /// # use latchwork::entity::{Entities, Remove, Result};
+    /// # use latchwork::lock::LockGuard;
+    /// # async fn example(entities: Entities, guard: LockGuard) -> Result<()> {
+    /// entities.remove(Remove::new("today").guard(guard.token())).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn guard(mut self, right: &impl Right) -> Remove {
         self.fences.push(Fence::of(right));
         self
@@ -313,6 +445,11 @@ pub struct Transaction {
 
 impl Transaction {
     /// Makes an empty transaction.
+    ///
+    /// ```
+    /// # use latchwork::entity::{Add, Transaction};
+    /// let transaction = Transaction::new().add(Add::new("person").id("ada"));
+    /// ```
     pub fn new() -> Transaction {
         Transaction::default()
     }
@@ -330,38 +467,77 @@ impl Transaction {
     }
 
     /// Adds an entity.
+    ///
+    /// ```
+    /// # use latchwork::entity::{Add, Transaction};
+    /// let transaction = Transaction::new().add(Add::new("person").id("ada"));
+    /// ```
     #[allow(clippy::should_implement_trait)] // An operation of its own, not a sum.
     pub fn add(self, mut add: Add) -> Transaction {
         self.fenced(&mut add.fences).op(EntityOp::Add(add))
     }
 
     /// Changes an entity.
+    ///
+    /// ```
+    /// # use latchwork::entity::{Transaction, Update};
+    /// # use latchwork::json;
+    /// let transaction = Transaction::new().update(Update::new("ada").data(json!({"visits": 1})));
+    /// ```
     pub fn update(self, mut update: Update) -> Transaction {
         self.fenced(&mut update.fences).op(EntityOp::Update(update))
     }
 
     /// Removes an entity.
+    ///
+    /// ```
+    /// # use latchwork::entity::{Remove, Transaction};
+    /// # use latchwork::store::Rev;
+    /// let transaction = Transaction::new().remove("offer-7").remove(Remove::new("offer-8").if_rev(Rev(2)));
+    /// ```
     pub fn remove(self, remove: impl Into<Remove>) -> Transaction {
         let mut remove = remove.into();
         self.fenced(&mut remove.fences).op(EntityOp::Remove(remove))
     }
 
     /// The transaction lands only if the entity exists.
+    ///
+    /// ```
+    /// # use latchwork::entity::Transaction;
+    /// let transaction = Transaction::new().require_exists("bank").remove("offer-7");
+    /// ```
     pub fn require_exists(self, id: impl Into<EntityId>) -> Transaction {
         self.op(EntityOp::Require(Require { id: id.into(), what: Required::Exists }))
     }
 
     /// The transaction lands only if the entity is at this rev.
+    ///
+    /// ```
+    /// # use latchwork::entity::Transaction;
+    /// # use latchwork::store::Rev;
+    /// let transaction = Transaction::new().require_rev("bank", Rev(3)).remove("offer-7");
+    /// ```
     pub fn require_rev(self, id: impl Into<EntityId>, rev: Rev) -> Transaction {
         self.op(EntityOp::Require(Require { id: id.into(), what: Required::AtRev(rev) }))
     }
 
     /// The transaction lands only if the entity does not exist.
+    ///
+    /// ```
+    /// # use latchwork::entity::Transaction;
+    /// let transaction = Transaction::new().require_absent("veto-7").remove("offer-7");
+    /// ```
     pub fn require_absent(self, id: impl Into<EntityId>) -> Transaction {
         self.op(EntityOp::Require(Require { id: id.into(), what: Required::Absent }))
     }
 
     /// The transaction lands only if nothing at all was committed to the store after this generation.
+    ///
+    /// ```
+    /// # use latchwork::entity::Transaction;
+    /// # use latchwork::store::Generation;
+    /// let transaction = Transaction::new().if_at_generation(Generation(12)).remove("offer-7");
+    /// ```
     pub fn if_at_generation(mut self, generation: Generation) -> Transaction {
         self.at_generation = Some(generation);
         self
@@ -369,24 +545,58 @@ impl Transaction {
 
     /// The transaction lands only if nothing that was read through the view so far has changed: entities by their ids,
     /// and for every find the part of the index or of the type that it has read.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::entity::{Add, Entities, Query, Transaction};
+    /// # use latchwork::json;
+    /// # use latchwork::store::Store;
+    /// # let entities = Entities::on(&Store::memory().await?).await?;
+    /// # entities.add(Add::new("person").id("ada").data(json!({"visits": 0}))).await?;
+    /// let view = entities.now().await?;
+    /// let people = view.find(&Query::of("person")).await?.items.len();
+    /// let count = Add::new("count").id("people").data(people);
+    /// entities.transact(Transaction::new().add(count).if_unchanged(&view)).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn if_unchanged(mut self, view: &EntityView) -> Transaction {
         self.reads.push(view.read_set());
         self
     }
 
     /// The transaction lands only while this right exists, for example the token of a lock that is held.
+    ///
+    /// ```
+    /// # use latchwork::entity::{Entities, Result, Transaction};
+    /// # use latchwork::lock::LockGuard;
+    /// # async fn example(entities: Entities, guard: LockGuard) -> Result<()> {
+    /// let transaction = Transaction::new().remove("offer-7").guard(guard.token());
+    /// entities.transact(transaction).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn guard(mut self, right: &impl Right) -> Transaction {
         self.fences.push((None, Fence::of(right)));
         self
     }
 
     /// Sets the author, which history keeps.
+    ///
+    /// ```
+    /// # use latchwork::entity::Transaction;
+    /// let transaction = Transaction::new().remove("offer-7").author("carol");
+    /// ```
     pub fn author(mut self, author: impl Into<String>) -> Transaction {
         self.meta.author = Some(author.into());
         self
     }
 
     /// Sets the reason, which history keeps.
+    ///
+    /// ```
+    /// # use latchwork::entity::Transaction;
+    /// let transaction = Transaction::new().remove("offer-7").reason("offer accepted");
+    /// ```
     pub fn reason(mut self, reason: impl Into<String>) -> Transaction {
         self.meta.reason = Some(reason.into());
         self
@@ -447,6 +657,16 @@ pub struct OpReceipt {
 
 impl OpReceipt {
     /// True if this operation has added the entity.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::entity::{Add, Entities};
+    /// # use latchwork::store::Store;
+    /// # let entities = Entities::on(&Store::memory().await?).await?;
+    /// assert!(entities.add(Add::new("person").id("ada")).await?.was_added());
+    /// # Ok(()) }
+    /// ```
     pub fn was_added(&self) -> bool {
         self.effect == Effect::Added
     }

@@ -97,6 +97,19 @@ pub enum Access {
 
 impl Plan {
     /// True if no index helps, so that every entity of the type or of the store is read.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::entity::{Entities, Query, TypeSpec, field};
+    /// # use latchwork::store::Store;
+    /// # let entities = Entities::on(&Store::memory().await?).await?;
+    /// let by_city = Query::of("person").filter(field("data.city").equals("Paris"));
+    /// assert!(entities.explain(&by_city).await?.scans());
+    /// entities.declare(TypeSpec::new("person").index(["data.city"])).await?;
+    /// assert!(!entities.explain(&by_city).await?.scans());
+    /// # Ok(()) }
+    /// ```
     pub fn scans(&self) -> bool {
         !matches!(self.access, Access::Index { .. })
     }
@@ -120,17 +133,32 @@ impl fmt::Display for Plan {
 
 impl Query {
     /// Finds entities of this type.
+    ///
+    /// ```
+    /// # use latchwork::entity::Query;
+    /// let people = Query::of("person");
+    /// ```
     pub fn of(entity_type: impl Into<Arc<str>>) -> Query {
         Query { entity_type: Some(entity_type.into()), ..Query::all() }
     }
 
     /// Finds entities of every type. Indexes belong to a type, so this reads all entities.
+    ///
+    /// ```
+    /// # use latchwork::entity::{Query, field};
+    /// let checked = Query::all().filter(field("metadata.checked").equals(true));
+    /// ```
     pub fn all() -> Query {
         let (entity_type, subtype) = (None, None);
         Query { entity_type, subtype, filter: Filter::all(), order: Vec::new(), limit: LIMIT, after: None }
     }
 
     /// Finds entities of this subtype. Together with a type, this uses the index of subtypes, which every type has.
+    ///
+    /// ```
+    /// # use latchwork::entity::Query;
+    /// let invoices = Query::of("document").subtype("invoice");
+    /// ```
     pub fn subtype(mut self, subtype: impl Into<Arc<str>>) -> Query {
         self.subtype = Some(subtype.into());
         self
@@ -138,6 +166,11 @@ impl Query {
 
     /// Finds entities that match this filter. A second filter is combined with the first by `and`. Takes a [`Filter`]
     /// or its JSON.
+    ///
+    /// ```
+    /// # use latchwork::entity::{Query, field};
+    /// let adults = Query::of("person").filter(field("data.age").at_least(18));
+    /// ```
     pub fn filter(mut self, filter: impl Into<Filter>) -> Query {
         self.filter = std::mem::replace(&mut self.filter, Filter::all()).and(filter.into());
         self
@@ -145,18 +178,37 @@ impl Query {
 
     /// Orders the results by this field. Equal values are ordered by the next given field, and finally by id, in the
     /// direction of the last field.
+    ///
+    /// ```
+    /// # use latchwork::entity::{Direction, Query};
+    /// let oldest_first = Query::of("person").order_by("data.age", Direction::Descending);
+    /// ```
     pub fn order_by(mut self, path: &str, direction: Direction) -> Query {
         self.order.push((Field::parse(path), direction));
         self
     }
 
     /// The most results of a page; the default is 1,000.
+    ///
+    /// ```
+    /// # use latchwork::entity::Query;
+    /// let ten = Query::of("person").limit(10);
+    /// ```
     pub fn limit(mut self, limit: usize) -> Query {
         self.limit = limit;
         self
     }
 
     /// Continues after a page of the same query: its `next`.
+    ///
+    /// ```
+    /// # use latchwork::entity::{Entities, Query, Result};
+    /// # async fn example(entities: Entities) -> Result<()> {
+    /// let people = Query::of("person").limit(100);
+    /// let first = entities.find(&people).await?;
+    /// let second = entities.find(people.after(first.next)).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn after(mut self, cursor: impl Into<Option<Cursor>>) -> Query {
         self.after = cursor.into();
         self

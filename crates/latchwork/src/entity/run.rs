@@ -14,11 +14,28 @@ const FIRST_BATCH: usize = 16;
 
 impl EntityView {
     /// Returns the entities that a query asks for.
+    ///
+    /// ```
+    /// # use latchwork::entity::{EntityView, Query, Result};
+    /// # async fn example(view: EntityView) -> Result<()> {
+    /// for person in view.find(&Query::of("person")).await? {
+    ///     println!("{}", person.id);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn find(&self, query: &Query) -> Result<Page<Entity>> {
         Ok(self.find_explained(query).await?.page)
     }
 
     /// Returns the entities that a query asks for, and how they were found.
+    ///
+    /// ```
+    /// # use latchwork::entity::{EntityView, Query, Result};
+    /// # async fn example(view: EntityView) -> Result<()> {
+    /// let found = view.find_explained(&Query::of("person")).await?;
+    /// println!("{}, {} entities read", found.plan, found.examined);
+    /// # Ok(()) }
+    /// ```
     pub async fn find_explained(&self, query: &Query) -> Result<Explained> {
         let query = query.checked()?;
         let view = self.pinned()?;
@@ -28,6 +45,14 @@ impl EntityView {
     }
 
     /// Returns how a query would be answered.
+    ///
+    /// ```
+    /// # use latchwork::entity::{EntityView, Query, Result, field};
+    /// # async fn example(view: EntityView) -> Result<()> {
+    /// let plan = view.explain(&Query::of("person").filter(field("data.city").equals("Paris"))).await?;
+    /// println!("{plan}");
+    /// # Ok(()) }
+    /// ```
     pub async fn explain(&self, query: &Query) -> Result<Plan> {
         let query = query.checked()?;
         Ok(self.plan(&*self.pinned()?, &query).await?.plan)

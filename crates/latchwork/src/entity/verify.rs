@@ -11,6 +11,15 @@ const BATCH: usize = 1000;
 impl Entities {
     /// Reads all entities and all index entries at one generation and reports where they disagree. `Store::verify`
     /// checks the bytes themselves.
+    ///
+    /// ```
+    /// # use latchwork::entity::{Entities, Result};
+    /// # async fn example(entities: Entities) -> Result<()> {
+    /// for damage in entities.verify().await? {
+    ///     println!("{}: {}", damage.place, damage.detail);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn verify(&self) -> impl Future<Output = Result<Vec<Damage>>> + Send + use<> {
         self.clone().verified()
     }

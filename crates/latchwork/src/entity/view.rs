@@ -71,11 +71,33 @@ impl EntityView {
     }
 
     /// The generation of this view.
+    ///
+    /// ```
+    /// # use latchwork::entity::{Entities, Result};
+    /// # async fn example(entities: Entities) -> Result<()> {
+    /// let view = entities.now().await?;
+    /// println!("as of generation {}", view.generation());
+    /// # Ok(()) }
+    /// ```
     pub fn generation(&self) -> Generation {
         self.generation
     }
 
     /// Releases the generation, so that the store may drop it. Dropping the view does the same.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::entity::{Add, Entities};
+    /// # use latchwork::json;
+    /// # use latchwork::store::Store;
+    /// # let entities = Entities::on(&Store::memory().await?).await?;
+    /// # entities.add(Add::new("person").id("ada").data(json!({"visits": 0}))).await?;
+    /// let view = entities.now().await?;
+    /// view.release();
+    /// assert!(view.get("ada").await.is_err());
+    /// # Ok(()) }
+    /// ```
     pub fn release(&self) {
         self.view.write().take();
     }
@@ -89,6 +111,20 @@ impl EntityView {
     }
 
     /// Returns the entity with this id.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::entity::{Add, Entities, Update};
+    /// # use latchwork::json;
+    /// # use latchwork::store::Store;
+    /// # let entities = Entities::on(&Store::memory().await?).await?;
+    /// # entities.add(Add::new("person").id("ada").data(json!({"visits": 0}))).await?;
+    /// let before = entities.now().await?;
+    /// entities.update(Update::new("ada").data(json!({"visits": 1}))).await?;
+    /// assert_eq!(before.get("ada").await?.unwrap().data["visits"], 0);
+    /// # Ok(()) }
+    /// ```
     pub async fn get(&self, id: impl Into<EntityId>) -> Result<Option<Entity>> {
         let id = id.into();
         let view = self.pinned()?;
@@ -129,6 +165,16 @@ impl EntityView {
 
     /// The versions of an entity that are still kept, up to this view, newest first. Removals are versions, too. Await
     /// it for a page.
+    ///
+    /// ```
+    /// # use latchwork::entity::{Entities, Result};
+    /// # async fn example(entities: Entities) -> Result<()> {
+    /// let view = entities.now().await?;
+    /// for revision in view.history("ada").limit(10).await? {
+    ///     println!("rev {} by {:?}", revision.rev, revision.meta.author);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn history(&self, id: impl Into<EntityId>) -> Revisions<'_> {
         Revisions { view: self, id: id.into(), asked: Asked::of("versions") }
     }
@@ -149,12 +195,40 @@ impl EntityView {
     }
 
     /// The ids of all entities that were added, changed or removed after `older` and up to this view, in order.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::entity::{Add, Entities};
+    /// # use latchwork::json;
+    /// # use latchwork::store::Store;
+    /// # let entities = Entities::on(&Store::memory().await?).await?;
+    /// # entities.add(Add::new("person").id("ada").data(json!({"visits": 0}))).await?;
+    /// let before = entities.now().await?;
+    /// entities.add(Add::new("person").id("bob")).await?;
+    /// assert_eq!(entities.now().await?.since(&before).await?, ["bob"]);
+    /// # Ok(()) }
+    /// ```
     pub async fn since(&self, older: &EntityView) -> Result<Vec<EntityId>> {
         older.pinned()?;
         self.since_generation(older.generation).await
     }
 
     /// The ids of all entities that were added, changed or removed after a generation and up to this view, in order.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::entity::{Add, Entities};
+    /// # use latchwork::json;
+    /// # use latchwork::store::Store;
+    /// # let entities = Entities::on(&Store::memory().await?).await?;
+    /// # entities.add(Add::new("person").id("ada").data(json!({"visits": 0}))).await?;
+    /// let before = entities.store().generation().await?;
+    /// entities.add(Add::new("person").id("bob")).await?;
+    /// assert_eq!(entities.now().await?.since_generation(before).await?, ["bob"]);
+    /// # Ok(()) }
+    /// ```
     pub async fn since_generation(&self, older: Generation) -> Result<Vec<EntityId>> {
         let view = self.pinned()?;
         if older > self.generation {
@@ -176,6 +250,13 @@ impl EntityView {
 
     /// Writes the whole store, as this view sees it, into an empty or missing directory, as a data directory of its
     /// own. The store stays in use meanwhile.
+    ///
+    /// ```
+    /// # use latchwork::entity::{Entities, Result};
+    /// # async fn example(entities: Entities) -> Result<()> {
+    /// entities.now().await?.persist("./backup").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn persist(&self, directory: impl AsRef<Path>) -> Result<()> {
         Ok(self.pinned()?.persist(directory).await?)
     }
