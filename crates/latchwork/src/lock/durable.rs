@@ -73,6 +73,12 @@ pub enum SlotLockError {
 
 impl SlotLockError {
     /// The class of the failure.
+    ///
+    /// ```
+    /// # use latchwork::lock::SlotLockError;
+    /// # use latchwork::store::ErrorKind;
+    /// assert_eq!(SlotLockError::NoHolder.kind(), ErrorKind::Invalid);
+    /// ```
     pub fn kind(&self) -> ErrorKind {
         match self {
             SlotLockError::State(error) => error.kind(),
@@ -91,6 +97,14 @@ impl Default for DurableSemaphore {
 
 impl DurableSemaphore {
     /// A semaphore with this number of permits. `lease` is used where a call does not set one.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::lock::DurableSemaphore;
+    /// let semaphore = DurableSemaphore::new(3, Duration::from_secs(10))?;
+    /// assert!(DurableSemaphore::new(0, Duration::from_secs(10)).is_err());
+    /// # Ok::<(), latchwork::lock::LockSetupError>(())
+    /// ```
     pub fn new(permits: u32, lease: Duration) -> Result<DurableSemaphore, LockSetupError> {
         if permits == 0 {
             return Err(LockSetupError::NoPermits);
@@ -99,17 +113,47 @@ impl DurableSemaphore {
     }
 
     /// The number of permits.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::lock::DurableSemaphore;
+    /// assert_eq!(DurableSemaphore::new(3, Duration::from_secs(10))?.permits(), 3);
+    /// # Ok::<(), latchwork::lock::LockSetupError>(())
+    /// ```
     pub fn permits(&self) -> u32 {
         self.permits
     }
 
     /// The length of a lease if a call does not set one.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::lock::DurableSemaphore;
+    /// assert_eq!(DurableSemaphore::default().lease(), Duration::from_secs(30));
+    /// ```
     pub fn lease(&self) -> Duration {
         self.lease
     }
 
     /// One attempt to acquire a permit. A holder that is not granted a permit stands in the queue from then on. It must
     /// try again well within its lease, or it loses its position. If it has a permit already, its lease is extended.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use std::time::Duration;
+    /// # use latchwork::lock::{DurableSemaphore, initial_lock_record};
+    /// # use latchwork::state::States;
+    /// # use latchwork::store::Store;
+    /// # let states = States::on(&Store::memory().await?).await?;
+    /// # let slot = states.global().slot("vendor").initial(initial_lock_record());
+    /// # let now = states.store().env().now();
+    /// let semaphore = DurableSemaphore::new(2, Duration::from_secs(10))?;
+    /// assert!(semaphore.try_acquire(&slot, "a", now, None).await?.acquired);
+    /// assert!(semaphore.try_acquire(&slot, "b", now, None).await?.acquired);
+    /// assert_eq!(semaphore.try_acquire(&slot, "c", now, None).await?.position, Some(0));
+    /// # Ok(()) }
+    /// ```
     pub fn try_acquire(
         &self,
         slot: &Slot<LockRecord>,
@@ -129,6 +173,22 @@ impl DurableSemaphore {
     }
 
     /// Gives back a permit or a position in the queue. Returns true if there was either; if not, nothing is written.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::lock::{DurableSemaphore, initial_lock_record};
+    /// # use latchwork::state::States;
+    /// # use latchwork::store::Store;
+    /// # let states = States::on(&Store::memory().await?).await?;
+    /// # let slot = states.global().slot("vendor").initial(initial_lock_record());
+    /// # let now = states.store().env().now();
+    /// # let semaphore = DurableSemaphore::default();
+    /// semaphore.try_acquire(&slot, "a", now, None).await?;
+    /// assert!(semaphore.release(&slot, "a", now).await?);
+    /// assert!(!semaphore.release(&slot, "a", now).await?);
+    /// # Ok(()) }
+    /// ```
     pub fn release(
         &self,
         slot: &Slot<LockRecord>,
@@ -148,6 +208,23 @@ impl DurableSemaphore {
 
     /// Extends a lease. Returns true if there was one to extend. A lease that is over is not extended, even if no other
     /// holder has the permit yet. Never shortens a lease, and never enqueues.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use std::time::Duration;
+    /// # use latchwork::lock::{DurableSemaphore, initial_lock_record};
+    /// # use latchwork::state::States;
+    /// # use latchwork::store::Store;
+    /// # let states = States::on(&Store::memory().await?).await?;
+    /// # let slot = states.global().slot("vendor").initial(initial_lock_record());
+    /// # let now = states.store().env().now();
+    /// # let semaphore = DurableSemaphore::default();
+    /// semaphore.try_acquire(&slot, "a", now, None).await?;
+    /// assert!(semaphore.renew(&slot, "a", now, Some(Duration::from_secs(60))).await?);
+    /// assert!(!semaphore.renew(&slot, "b", now, None).await?);
+    /// # Ok(()) }
+    /// ```
     pub fn renew(
         &self,
         slot: &Slot<LockRecord>,
@@ -167,6 +244,21 @@ impl DurableSemaphore {
     }
 
     /// The record as it is; `None` if the slot has no value.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::lock::{DurableSemaphore, initial_lock_record};
+    /// # use latchwork::state::States;
+    /// # use latchwork::store::Store;
+    /// # let states = States::on(&Store::memory().await?).await?;
+    /// # let slot = states.global().slot("vendor").initial(initial_lock_record());
+    /// # let now = states.store().env().now();
+    /// # let semaphore = DurableSemaphore::default();
+    /// semaphore.try_acquire(&slot, "a", now, None).await?;
+    /// assert_eq!(semaphore.inspect(&slot).await?.unwrap().holders[0].holder_id, "a");
+    /// # Ok(()) }
+    /// ```
     pub fn inspect(
         &self,
         slot: &Slot<LockRecord>,
@@ -182,16 +274,44 @@ impl DurableSemaphore {
 
 impl DurableMutex {
     /// A mutex. `lease` is used where a call does not set one.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::lock::DurableMutex;
+    /// let mutex = DurableMutex::new(Duration::from_secs(10))?;
+    /// # Ok::<(), latchwork::lock::LockSetupError>(())
+    /// ```
     pub fn new(lease: Duration) -> Result<DurableMutex, LockSetupError> {
         DurableSemaphore::new(1, lease).map(DurableMutex)
     }
 
     /// The length of a lease if a call does not set one.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::lock::DurableMutex;
+    /// assert_eq!(DurableMutex::default().lease(), Duration::from_secs(30));
+    /// ```
     pub fn lease(&self) -> Duration {
         self.0.lease
     }
 
     /// As [`DurableSemaphore::try_acquire`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::lock::{DurableMutex, initial_lock_record};
+    /// # use latchwork::state::States;
+    /// # use latchwork::store::Store;
+    /// # let states = States::on(&Store::memory().await?).await?;
+    /// # let slot = states.global().slot("vendor").initial(initial_lock_record());
+    /// # let now = states.store().env().now();
+    /// # let mutex = DurableMutex::default();
+    /// assert!(mutex.try_acquire(&slot, "a", now, None).await?.acquired);
+    /// assert_eq!(mutex.try_acquire(&slot, "b", now, None).await?.position, Some(0));
+    /// # Ok(()) }
+    /// ```
     pub fn try_acquire(
         &self,
         slot: &Slot<LockRecord>,
@@ -203,6 +323,21 @@ impl DurableMutex {
     }
 
     /// As [`DurableSemaphore::release`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::lock::{DurableMutex, initial_lock_record};
+    /// # use latchwork::state::States;
+    /// # use latchwork::store::Store;
+    /// # let states = States::on(&Store::memory().await?).await?;
+    /// # let slot = states.global().slot("vendor").initial(initial_lock_record());
+    /// # let now = states.store().env().now();
+    /// # let mutex = DurableMutex::default();
+    /// mutex.try_acquire(&slot, "a", now, None).await?;
+    /// assert!(mutex.release(&slot, "a", now).await?);
+    /// # Ok(()) }
+    /// ```
     pub fn release(
         &self,
         slot: &Slot<LockRecord>,
@@ -213,6 +348,22 @@ impl DurableMutex {
     }
 
     /// As [`DurableSemaphore::renew`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use std::time::Duration;
+    /// # use latchwork::lock::{DurableMutex, initial_lock_record};
+    /// # use latchwork::state::States;
+    /// # use latchwork::store::Store;
+    /// # let states = States::on(&Store::memory().await?).await?;
+    /// # let slot = states.global().slot("vendor").initial(initial_lock_record());
+    /// # let now = states.store().env().now();
+    /// # let mutex = DurableMutex::default();
+    /// mutex.try_acquire(&slot, "a", now, None).await?;
+    /// assert!(mutex.renew(&slot, "a", now, Some(Duration::from_secs(60))).await?);
+    /// # Ok(()) }
+    /// ```
     pub fn renew(
         &self,
         slot: &Slot<LockRecord>,
@@ -224,6 +375,21 @@ impl DurableMutex {
     }
 
     /// As [`DurableSemaphore::inspect`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::lock::{DurableMutex, initial_lock_record};
+    /// # use latchwork::state::States;
+    /// # use latchwork::store::Store;
+    /// # let states = States::on(&Store::memory().await?).await?;
+    /// # let slot = states.global().slot("vendor").initial(initial_lock_record());
+    /// # let now = states.store().env().now();
+    /// # let mutex = DurableMutex::default();
+    /// mutex.try_acquire(&slot, "a", now, None).await?;
+    /// assert_eq!(mutex.inspect(&slot).await?.unwrap().holders[0].holder_id, "a");
+    /// # Ok(()) }
+    /// ```
     pub fn inspect(
         &self,
         slot: &Slot<LockRecord>,

@@ -76,6 +76,13 @@ impl From<NodeError> for LockError {
 
 impl LockError {
     /// The class of the failure.
+    ///
+    /// ```
+    /// # use latchwork::lock::LockError;
+    /// # use latchwork::store::ErrorKind;
+    /// let error = LockError::NotFound { lock: "nightly".into() };
+    /// assert_eq!(error.kind(), ErrorKind::NotFound);
+    /// ```
     pub fn kind(&self) -> ErrorKind {
         match self {
             LockError::Name { .. } | LockError::Lease { .. } | LockError::UnknownVersion { .. } => ErrorKind::Invalid,

@@ -122,6 +122,14 @@ impl Locks {
     ///
     /// If a lock is released and the next waiter is an execution, the lock is granted when an engine starts on the
     /// store. Beside an engine, use [`Engine::locks`](crate::workflow::Engine::locks).
+    ///
+    /// ```
+    /// # use latchwork::lock::{Locks, Result};
+    /// # use latchwork::store::Store;
+    /// # async fn example(store: Store) -> Result<()> {
+    /// let locks = Locks::on(&store).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn on(store: &Store) -> Result<Locks> {
         tokio::runtime::Handle::try_current().map_err(|_| LockError::NoRuntime)?;
         let node = Node::idle(store);
@@ -136,6 +144,13 @@ impl Locks {
     }
 
     /// Ends all sessions that were begun here, and releases what they hold. Call it at the end of a program.
+    ///
+    /// ```
+    /// # use latchwork::lock::{Locks, Result};
+    /// # async fn example(locks: Locks) -> Result<()> {
+    /// locks.shutdown().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn shutdown(&self) -> impl Future<Output = Result<()>> + Send + use<> {
         let locks = self.clone();
         async move { Ok(locks.service.sessions.end_all().await?) }
@@ -160,21 +175,54 @@ impl Locks {
     /// Makes the fencing token of a grant from the lock's name and the token's number, as [`LockGuard::token`] gave it.
     /// The token is not looked up. A commit that it guards is refused once the grant is over. Do not guess numbers: a
     /// request that still waits has a number, too.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::lock::Locks;
+    /// # use latchwork::store::Store;
+    /// # let locks = Locks::on(&Store::memory().await?).await?;
+    /// let guard = locks.mutex("nightly").acquire().await?;
+    /// let number = guard.token().number(); // sent to another program
+    /// assert_eq!(locks.token("nightly", number), *guard.token());
+    /// # Ok(()) }
+    /// ```
     pub fn token(&self, name: impl Into<LockName>, number: u64) -> FencingToken {
         FencingToken { number, key: self.service.spaces.request(&name.into(), number) }
     }
 
     /// A mutex.
+    ///
+    /// ```
+    /// # use latchwork::lock::{Locks, Result};
+    /// # async fn example(locks: Locks) -> Result<()> {
+    /// let guard = locks.mutex("account-42").acquire().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn mutex(&self, name: impl Into<LockName>) -> Lock {
         self.lock(name.into(), LockKind::Mutex)
     }
 
     /// A semaphore with this number of permits.
+    ///
+    /// ```
+    /// # use latchwork::lock::{Locks, Result};
+    /// # async fn example(locks: Locks) -> Result<()> {
+    /// let guard = locks.semaphore("vendor", 3).acquire().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn semaphore(&self, name: impl Into<LockName>, permits: u32) -> Lock {
         self.lock(name.into(), LockKind::Semaphore { permits })
     }
 
     /// A read-write lock: any number of readers or one writer, granted in the order of the requests.
+    ///
+    /// ```
+    /// # use latchwork::lock::{Locks, Result};
+    /// # async fn example(locks: Locks) -> Result<()> {
+    /// let guard = locks.rw_lock("config").read().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn rw_lock(&self, name: impl Into<LockName>) -> ReadWriteLock {
         ReadWriteLock(self.lock(name.into(), LockKind::ReadWrite))
     }
@@ -182,12 +230,26 @@ impl Locks {
 
 impl Lock {
     /// Acquires for this session.
+    ///
+    /// ```
+    /// # use latchwork::lock::{Locks, Result, Session};
+    /// # async fn example(locks: Locks, importer: Session) -> Result<()> {
+    /// let guard = locks.mutex("import").by(&importer).acquire().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn by(mut self, session: &Session) -> Lock {
         self.session = Some(session.clone());
         self
     }
 
     /// Sets the id of the request. However often the session makes a request with this id, it counts once.
+    ///
+    /// ```
+    /// # use latchwork::lock::{Locks, Result, Session};
+    /// # async fn example(locks: Locks, importer: Session) -> Result<()> {
+    /// let guard = locks.mutex("import").by(&importer).request("file-7").acquire().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn request(mut self, id: impl Into<String>) -> Lock {
         self.request = Some(id.into());
         self
@@ -195,11 +257,27 @@ impl Lock {
 
     /// Acquires the lock, or one permit. Waits until the request is granted. Requests are granted in the order in which
     /// they were made.
+    ///
+    /// ```
+    /// # use latchwork::lock::{Locks, Result};
+    /// # async fn example(locks: Locks) -> Result<()> {
+    /// let guard = locks.mutex("account-42").acquire().await?;
+    /// println!("token {}", guard.token().number());
+    /// guard.release().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn acquire(&self) -> impl Future<Output = Result<LockGuard>> + Send + use<> {
         self.acquire_many(1)
     }
 
     /// Acquires several permits at once.
+    ///
+    /// ```
+    /// # use latchwork::lock::{Locks, Result};
+    /// # async fn example(locks: Locks) -> Result<()> {
+    /// let guard = locks.semaphore("vendor", 3).acquire_many(2).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn acquire_many(&self, permits: u32) -> impl Future<Output = Result<LockGuard>> + Send + use<> {
         let lock = self.clone();
         async move { lock.take(permits, Patience::Endless).await?.ok_or(LockError::Stopped) }
@@ -207,11 +285,30 @@ impl Lock {
 
     /// Acquires the lock, or one permit, if that takes no longer than `limit`. Otherwise the request is withdrawn, and
     /// this returns `None`.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::lock::{Locks, Result};
+    /// # async fn example(locks: Locks) -> Result<()> {
+    /// match locks.mutex("account-42").acquire_within(Duration::from_secs(5)).await? {
+    ///     Some(guard) => println!("token {}", guard.token().number()),
+    ///     None => println!("it is still held"),
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn acquire_within(&self, limit: Duration) -> impl Future<Output = Result<Option<LockGuard>>> + Send + use<> {
         self.acquire_many_within(1, limit)
     }
 
     /// Acquires several permits at once, if that takes no longer than `limit`.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::lock::{Locks, Result};
+    /// # async fn example(locks: Locks) -> Result<()> {
+    /// let guard = locks.semaphore("vendor", 3).acquire_many_within(2, Duration::from_secs(5)).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn acquire_many_within(
         &self,
         permits: u32,
@@ -221,11 +318,35 @@ impl Lock {
     }
 
     /// Acquires the lock, or one permit, if that is possible at once. Otherwise returns `None`.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::lock::Locks;
+    /// # use latchwork::store::Store;
+    /// # let locks = Locks::on(&Store::memory().await?).await?;
+    /// let guard = locks.mutex("account-42").try_acquire().await?;
+    /// assert!(guard.is_some());
+    /// assert!(locks.mutex("account-42").try_acquire().await?.is_none());
+    /// # Ok(()) }
+    /// ```
     pub fn try_acquire(&self) -> impl Future<Output = Result<Option<LockGuard>>> + Send + use<> {
         self.try_acquire_many(1)
     }
 
     /// Acquires several permits at once, if that is possible without waiting.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::lock::Locks;
+    /// # use latchwork::store::Store;
+    /// # let locks = Locks::on(&Store::memory().await?).await?;
+    /// let guard = locks.semaphore("vendor", 3).try_acquire_many(2).await?;
+    /// assert!(guard.is_some());
+    /// assert!(locks.semaphore("vendor", 3).try_acquire_many(2).await?.is_none());
+    /// # Ok(()) }
+    /// ```
     pub fn try_acquire_many(&self, permits: u32) -> impl Future<Output = Result<Option<LockGuard>>> + Send + use<> {
         self.clone().taken(permits, Patience::None)
     }
@@ -388,41 +509,108 @@ impl SentRequest<'_> {
 
 impl ReadWriteLock {
     /// Acquires for this session.
+    ///
+    /// ```
+    /// # use latchwork::lock::{Locks, Result, Session};
+    /// # async fn example(locks: Locks, importer: Session) -> Result<()> {
+    /// let guard = locks.rw_lock("config").by(&importer).read().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn by(self, session: &Session) -> ReadWriteLock {
         ReadWriteLock(self.0.by(session))
     }
 
     /// Sets the id of the request. However often the session makes a request with this id, it counts once.
+    ///
+    /// ```
+    /// # use latchwork::lock::{Locks, Result, Session};
+    /// # async fn example(locks: Locks, importer: Session) -> Result<()> {
+    /// let guard = locks.rw_lock("config").by(&importer).request("reload-7").write().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn request(self, id: impl Into<String>) -> ReadWriteLock {
         ReadWriteLock(self.0.request(id))
     }
 
     /// Acquires the lock for reading, shared with other readers.
+    ///
+    /// ```
+    /// # use latchwork::lock::{Locks, Result};
+    /// # async fn example(locks: Locks) -> Result<()> {
+    /// let guard = locks.rw_lock("config").read().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn read(&self) -> impl Future<Output = Result<LockGuard>> + Send + use<> {
         self.0.acquire_many(1)
     }
 
     /// Acquires the lock for writing, alone.
+    ///
+    /// ```
+    /// # use latchwork::lock::{Locks, Result};
+    /// # async fn example(locks: Locks) -> Result<()> {
+    /// let guard = locks.rw_lock("config").write().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn write(&self) -> impl Future<Output = Result<LockGuard>> + Send + use<> {
         self.0.acquire_many(self.0.kind.capacity())
     }
 
     /// Acquires the lock for reading, if that takes no longer than `limit`.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::lock::{Locks, Result};
+    /// # async fn example(locks: Locks) -> Result<()> {
+    /// let guard = locks.rw_lock("config").read_within(Duration::from_secs(5)).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn read_within(&self, limit: Duration) -> impl Future<Output = Result<Option<LockGuard>>> + Send + use<> {
         self.0.acquire_many_within(1, limit)
     }
 
     /// Acquires the lock for writing, if that takes no longer than `limit`.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::lock::{Locks, Result};
+    /// # async fn example(locks: Locks) -> Result<()> {
+    /// let guard = locks.rw_lock("config").write_within(Duration::from_secs(5)).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn write_within(&self, limit: Duration) -> impl Future<Output = Result<Option<LockGuard>>> + Send + use<> {
         self.0.acquire_many_within(self.0.kind.capacity(), limit)
     }
 
     /// Acquires the lock for reading, if that is possible at once.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::lock::Locks;
+    /// # use latchwork::store::Store;
+    /// # let locks = Locks::on(&Store::memory().await?).await?;
+    /// let first = locks.rw_lock("config").try_read().await?;
+    /// let second = locks.rw_lock("config").try_read().await?;
+    /// assert!(first.is_some() && second.is_some());
+    /// # Ok(()) }
+    /// ```
     pub fn try_read(&self) -> impl Future<Output = Result<Option<LockGuard>>> + Send + use<> {
         self.0.try_acquire_many(1)
     }
 
     /// Acquires the lock for writing, if that is possible at once.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::lock::Locks;
+    /// # use latchwork::store::Store;
+    /// # let locks = Locks::on(&Store::memory().await?).await?;
+    /// let reader = locks.rw_lock("config").read().await?;
+    /// assert!(locks.rw_lock("config").try_write().await?.is_none());
+    /// # Ok(()) }
+    /// ```
     pub fn try_write(&self) -> impl Future<Output = Result<Option<LockGuard>>> + Send + use<> {
         self.0.try_acquire_many(self.0.kind.capacity())
     }
@@ -457,33 +645,87 @@ shown!(LockGuard, it => lock: it.lock, token: it.token.number);
 
 impl LockGuard {
     /// The token of this grant, larger than that of every earlier grant. Guard commits with it, or pass its number on.
+    ///
+    /// ```
+    /// # use latchwork::lock::LockGuard;
+    /// # use latchwork::store::{Commit, Key};
+    /// # fn example(guard: LockGuard, report: Key) {
+    /// let commit = Commit::new().guard(guard.token()).put(&report, "done");
+    /// # }
+    /// ```
     pub fn token(&self) -> &FencingToken {
         &self.token
     }
 
     /// The lock's name.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::lock::{LockName, Locks};
+    /// # use latchwork::store::Store;
+    /// # let locks = Locks::on(&Store::memory().await?).await?;
+    /// let guard = locks.mutex("nightly").acquire().await?;
+    /// assert_eq!(guard.name(), &LockName::global("nightly"));
+    /// # Ok(()) }
+    /// ```
     pub fn name(&self) -> &LockName {
         &self.lock
     }
 
     /// The session that holds it.
+    ///
+    /// ```
+    /// # use latchwork::lock::{LockGuard, Result};
+    /// # async fn example(guard: LockGuard) -> Result<()> {
+    /// println!("held by session {}", guard.session().id());
+    /// # Ok(()) }
+    /// ```
     pub fn session(&self) -> &Session {
         &self.session
     }
 
     /// True if the lock is known to be lost.
+    ///
+    /// ```
+    /// # use latchwork::lock::{LockGuard, Result};
+    /// # async fn example(guard: LockGuard) -> Result<()> {
+    /// if guard.is_lost() {
+    ///     println!("another owner may hold the lock");
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn is_lost(&self) -> bool {
         matches!(*self.ear.borrow(), Heard::Gone(_))
     }
 
     /// Returns when the lock is lost: the lease was not renewed in time, an operator has released the lock, or the
     /// engine has stopped.
+    ///
+    /// ```
+    /// # use latchwork::lock::{LockGuard, Result};
+    /// # async fn example(guard: LockGuard) -> Result<()> {
+    /// guard.lost().await;
+    /// println!("another owner may hold the lock");
+    /// # Ok(()) }
+    /// ```
     pub async fn lost(&self) {
         let mut heard = self.ear.subscribe();
         let _ = heard.wait_for(|heard| matches!(heard, Heard::Gone(_))).await;
     }
 
     /// Releases the lock: when this returns, the next waiter holds it. Returns true if it was still held.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::lock::Locks;
+    /// # use latchwork::store::Store;
+    /// # let locks = Locks::on(&Store::memory().await?).await?;
+    /// let guard = locks.mutex("nightly").acquire().await?;
+    /// assert!(guard.release().await?);
+    /// # Ok(()) }
+    /// ```
     pub async fn release(mut self) -> Result<bool> {
         let ask = Ask::Release { ticket: self.token.number, id: None };
         let answer = self.service.ask(&self.lock, ask, None).await?;

@@ -47,16 +47,33 @@ impl LockScope {
 
 impl LockName {
     /// A lock that all code shares.
+    ///
+    /// ```
+    /// # use latchwork::lock::LockName;
+    /// assert_eq!(LockName::global("nightly"), LockName::from("nightly"));
+    /// ```
     pub fn global(name: impl Into<String>) -> LockName {
         LockName { scope: LockScope::Global, name: name.into() }
     }
 
     /// A lock that the executions of a workflow share.
+    ///
+    /// ```
+    /// # use latchwork::lock::LockName;
+    /// let name = LockName::of_workflow("import", "files");
+    /// assert_eq!(name.to_string(), "files of workflow import");
+    /// ```
     pub fn of_workflow(workflow: impl Into<String>, name: impl Into<String>) -> LockName {
         LockName { scope: LockScope::Workflow(workflow.into()), name: name.into() }
     }
 
     /// A lock that an execution shares with all its descendants.
+    ///
+    /// ```
+    /// # use latchwork::lock::LockName;
+    /// let name = LockName::of_tree("import-7", "files");
+    /// assert_eq!(name.to_string(), "files of execution import-7");
+    /// ```
     pub fn of_tree(root: impl Into<ExecutionId>, name: impl Into<String>) -> LockName {
         LockName { scope: LockScope::Tree(root.into()), name: name.into() }
     }
@@ -211,11 +228,31 @@ struct StoredToken {
 
 impl FencingToken {
     /// The number, for other systems: they refuse a number that is smaller than the largest they have seen.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::lock::Locks;
+    /// # use latchwork::store::Store;
+    /// # let locks = Locks::on(&Store::memory().await?).await?;
+    /// assert_eq!(locks.token("nightly", 7).number(), 7);
+    /// # Ok(()) }
+    /// ```
     pub fn number(&self) -> u64 {
         self.number
     }
 
     /// The lock that was granted.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::lock::{LockName, Locks};
+    /// # use latchwork::store::Store;
+    /// # let locks = Locks::on(&Store::memory().await?).await?;
+    /// assert_eq!(locks.token("nightly", 7).lock(), LockName::global("nightly"));
+    /// # Ok(()) }
+    /// ```
     pub fn lock(&self) -> LockName {
         let lock = read_ticket(&self.key).map(|(lock, _)| lock);
         lock.expect("a token is made from the name of a lock")

@@ -42,12 +42,28 @@ paged!(LockList => LockSummary, LockError);
 
 impl LockList {
     /// Only locks of this scope.
+    ///
+    /// ```
+    /// # use latchwork::lock::{LockScope, Locks, Result};
+    /// # async fn example(locks: Locks) -> Result<()> {
+    /// let of_imports = locks.list().scope(LockScope::Workflow("import".into())).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn scope(mut self, scope: impl Into<Option<LockScope>>) -> LockList {
         self.scope = scope.into();
         self
     }
 
     /// Only locks that are held.
+    ///
+    /// ```
+    /// # use latchwork::lock::{Locks, Result};
+    /// # async fn example(locks: Locks) -> Result<()> {
+    /// for lock in locks.list().held().await? {
+    ///     println!("{}: {} waiting", lock.name, lock.waiting);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn held(mut self) -> LockList {
         self.is_held = true;
         self
@@ -130,6 +146,17 @@ pub struct LeaseState {
 
 impl LeaseState {
     /// Until when the lease is valid without another renewal.
+    ///
+    /// ```
+    /// # use latchwork::lock::{Locks, Result};
+    /// # async fn example(locks: Locks) -> Result<()> {
+    /// for holder in locks.inspect("nightly").await?.holders {
+    ///     if let Some(lease) = holder.lease {
+    ///         println!("{:?} holds it until {}", holder.label, lease.until());
+    ///     }
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn until(&self) -> Timestamp {
         self.renewed.plus(self.length)
     }
@@ -181,16 +208,42 @@ shown!(StoredLocks, _it => );
 
 impl StoredLocks {
     /// The locks in a store.
+    ///
+    /// ```
+    /// # use latchwork::lock::{Result, StoredLocks};
+    /// # use latchwork::store::{Store, Uuid};
+    /// # async fn example(store: Store, session: Uuid) -> Result<()> {
+    /// let locks = StoredLocks::on(&store).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn on(store: &Store) -> Result<StoredLocks> {
         Ok(StoredLocks { store: store.clone(), spaces: LockSpaces::find(store).await? })
     }
 
     /// The locks that were ever used, in the order of their names. Await it for a page.
+    ///
+    /// ```
+    /// # use latchwork::lock::{Result, StoredLocks};
+    /// # use latchwork::store::{Store, Uuid};
+    /// # async fn example(store: Store, session: Uuid) -> Result<()> {
+    /// let locks = StoredLocks::on(&store).await?;
+    /// println!("{} locks", locks.list().limit(1000).await?.items.len());
+    /// # Ok(()) }
+    /// ```
     pub fn list(&self) -> LockList {
         LockList { stored: self.clone(), scope: None, is_held: false, asked: Asked::of("locks") }
     }
 
     /// Everything about a lock, with the first thousand waiters.
+    ///
+    /// ```
+    /// # use latchwork::lock::{Result, StoredLocks};
+    /// # use latchwork::store::{Store, Uuid};
+    /// # async fn example(store: Store, session: Uuid) -> Result<()> {
+    /// let locks = StoredLocks::on(&store).await?;
+    /// println!("held by {:?}", locks.inspect("nightly").await?.holders);
+    /// # Ok(()) }
+    /// ```
     pub fn inspect<N: Into<LockName>>(&self, name: N) -> impl Future<Output = Result<LockState>> + Send + use<N> {
         self.clone().inspected(name.into())
     }
@@ -226,6 +279,16 @@ impl StoredLocks {
     }
 
     /// Everything that an owner holds or waits for, each with its token.
+    ///
+    /// ```
+    /// # use latchwork::lock::{Owner, Result, StoredLocks};
+    /// # use latchwork::store::{Store, Uuid};
+    /// # async fn example(store: Store, session: Uuid) -> Result<()> {
+    /// for (lock, token) in StoredLocks::on(&store).await?.of(&Owner::Session(session)).await? {
+    ///     println!("{lock} under token {token}");
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn of(&self, owner: &Owner) -> Result<Vec<(LockName, u64)>> {
         let Some(spaces) = &self.spaces else { return Ok(Vec::new()) };
         let found = self.store.view().await?.scan(&spaces.owned_by(owner), Order::Ascending, usize::MAX).await?;
@@ -270,11 +333,28 @@ impl Locks {
     }
 
     /// The locks that were ever used, in the order of their names. Await it for a page.
+    ///
+    /// ```
+    /// # use latchwork::lock::{Locks, Result};
+    /// # async fn example(locks: Locks) -> Result<()> {
+    /// for lock in locks.list().limit(10).await? {
+    ///     println!("{} is {}", lock.name, lock.kind);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn list(&self) -> LockList {
         self.stored().list()
     }
 
     /// Everything about a lock, with the first thousand waiters.
+    ///
+    /// ```
+    /// # use latchwork::lock::{Locks, Result};
+    /// # async fn example(locks: Locks) -> Result<()> {
+    /// let nightly = locks.inspect("nightly").await?;
+    /// println!("held by {:?}, {} waiting", nightly.holders, nightly.waiting);
+    /// # Ok(()) }
+    /// ```
     pub fn inspect<N: Into<LockName>>(&self, name: N) -> impl Future<Output = Result<LockState>> + Send + use<N> {
         self.stored().inspect(name)
     }
@@ -282,6 +362,15 @@ impl Locks {
     /// Releases the grant of this token, or removes the request that waits under it. The reason stays in the lock's
     /// history. The owner is notified by [`LockGuard::lost`](crate::lock::LockGuard::lost), or notices when its token
     /// is refused.
+    ///
+    /// ```
+    /// # use latchwork::lock::{Locks, Result};
+    /// # async fn example(locks: Locks) -> Result<()> {
+    /// for holder in locks.inspect("nightly").await?.holders {
+    ///     locks.force_release("nightly", holder.token, "its host is gone").await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn force_release<N: Into<LockName>>(
         &self,
         name: N,
@@ -302,6 +391,13 @@ impl Locks {
 
     /// Removes a lock that has no holder and no waiter. The next caller that uses the name may choose another kind. Its
     /// tokens continue above the earlier ones.
+    ///
+    /// ```
+    /// # use latchwork::lock::{Locks, Result};
+    /// # async fn example(locks: Locks) -> Result<()> {
+    /// locks.remove("nightly").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn remove<N: Into<LockName>>(&self, name: N) -> impl Future<Output = Result<()>> + Send + use<N> {
         let (service, name) = (self.service.clone(), name.into());
         async move {

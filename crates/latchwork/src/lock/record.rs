@@ -62,6 +62,11 @@ pub struct AcquireOutcome {
 pub struct TokensSpent;
 
 /// The record of a free lock. Use it as the initial value of the slot.
+///
+/// ```
+/// # use latchwork::lock::initial_lock_record;
+/// assert!(initial_lock_record().holders.is_empty());
+/// ```
 pub fn initial_lock_record() -> LockRecord {
     LockRecord::default()
 }
@@ -71,6 +76,16 @@ impl LockRecord {
     /// its token, and its lease is extended. A waiter keeps its position, and its lease is extended, too.
     ///
     /// A permit is free for a contender if there are more free permits than live waiters before it.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::lock::initial_lock_record;
+    /// # use latchwork::store::Timestamp;
+    /// # let (mut record, now, lease) = (initial_lock_record(), Timestamp(0), Duration::from_secs(30));
+    /// assert_eq!(record.try_acquire(1, "a", now, lease)?.token, Some(1));
+    /// assert_eq!(record.try_acquire(1, "b", now, lease)?.position, Some(0));
+    /// # Ok::<(), latchwork::lock::TokensSpent>(())
+    /// ```
     pub fn try_acquire(
         &mut self,
         permits: u32,
@@ -102,6 +117,17 @@ impl LockRecord {
 
     /// Removes `holder`, whether it holds a permit or waits for one, and every expired entry with it. Returns true if
     /// it was there; if not, nothing changes.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::lock::initial_lock_record;
+    /// # use latchwork::store::Timestamp;
+    /// # let (mut record, now, lease) = (initial_lock_record(), Timestamp(0), Duration::from_secs(30));
+    /// record.try_acquire(1, "a", now, lease)?;
+    /// assert!(record.release("a", now));
+    /// assert!(!record.release("a", now));
+    /// # Ok::<(), latchwork::lock::TokensSpent>(())
+    /// ```
     pub fn release(&mut self, holder: &str, now: Timestamp) -> bool {
         if self.standing(holder).is_none() {
             return false;
@@ -113,6 +139,17 @@ impl LockRecord {
     }
 
     /// Extends a lease that is not over. Returns true if there was one; if not, nothing changes.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::lock::initial_lock_record;
+    /// # use latchwork::store::Timestamp;
+    /// # let (mut record, now, lease) = (initial_lock_record(), Timestamp(0), Duration::from_secs(30));
+    /// record.try_acquire(1, "a", now, lease)?;
+    /// assert!(record.renew("a", now, Duration::from_secs(60)));
+    /// assert!(!record.renew("b", now, lease));
+    /// # Ok::<(), latchwork::lock::TokensSpent>(())
+    /// ```
     pub fn renew(&mut self, holder: &str, now: Timestamp, lease: std::time::Duration) -> bool {
         let held = self.holders.iter_mut().find(|held| held.holder_id == holder && held.lease_expires_at > now);
         let Some(held) = held else { return false };
@@ -121,6 +158,17 @@ impl LockRecord {
     }
 
     /// True if `holder` has a lease that is not over.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::lock::initial_lock_record;
+    /// # use latchwork::store::Timestamp;
+    /// # let (mut record, now, lease) = (initial_lock_record(), Timestamp(0), Duration::from_secs(30));
+    /// record.try_acquire(1, "a", now, lease)?;
+    /// assert!(record.is_held_by("a", now));
+    /// assert!(!record.is_held_by("a", now.plus(lease)));
+    /// # Ok::<(), latchwork::lock::TokensSpent>(())
+    /// ```
     pub fn is_held_by(&self, holder: &str, now: Timestamp) -> bool {
         self.holders.iter().any(|held| held.holder_id == holder && held.lease_expires_at > now)
     }

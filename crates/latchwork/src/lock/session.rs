@@ -48,6 +48,14 @@ pub struct SessionBuilder {
 
 impl Locks {
     /// Makes a session: its locks are released together, and lost together.
+    ///
+    /// ```
+    /// # use latchwork::lock::{Locks, Result};
+    /// # async fn example(locks: Locks) -> Result<()> {
+    /// let session = locks.session().await?;
+    /// let guard = locks.mutex("import").by(&session).acquire().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn session(&self) -> SessionBuilder {
         SessionBuilder { service: self.service.clone(), terms: SessionOptions::new(LEASE) }
     }
@@ -55,18 +63,42 @@ impl Locks {
 
 impl SessionBuilder {
     /// How long the session holds its locks after its last renewal, at least. The default is 30 s.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::lock::{Locks, Result};
+    /// # async fn example(locks: Locks) -> Result<()> {
+    /// let session = locks.session().lease(Duration::from_secs(10)).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn lease(mut self, lease: Duration) -> SessionBuilder {
         self.terms.lease = lease;
         self
     }
 
     /// The label that operators see.
+    ///
+    /// ```
+    /// # use latchwork::lock::{Locks, Result};
+    /// # async fn example(locks: Locks) -> Result<()> {
+    /// let session = locks.session().label("importer").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn label(mut self, label: impl Into<String>) -> SessionBuilder {
         self.terms.label = label.into();
         self
     }
 
     /// The session is not renewed automatically: call [`Session::renew`] well within the lease.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::lock::{Locks, Result};
+    /// # async fn example(locks: Locks) -> Result<()> {
+    /// let session = locks.session().lease(Duration::from_secs(60)).renewed_by_hand().await?;
+    /// assert!(session.renew().await?);
+    /// # Ok(()) }
+    /// ```
     pub fn renewed_by_hand(mut self) -> SessionBuilder {
         self.terms.renews = false;
         self
@@ -101,6 +133,13 @@ fn check_lease(lease: Duration) -> Result<()> {
 
 impl Session {
     /// The id of the session.
+    ///
+    /// ```
+    /// # use latchwork::lock::{Result, Session};
+    /// # async fn example(session: Session) -> Result<()> {
+    /// println!("session {}", session.id());
+    /// # Ok(()) }
+    /// ```
     pub fn id(&self) -> Uuid {
         self.0.id
     }
@@ -110,17 +149,42 @@ impl Session {
     }
 
     /// Renews the lease. Returns `false` if the session is lost: other owners may have held its locks since.
+    ///
+    /// ```
+    /// # use latchwork::lock::{Result, Session};
+    /// # async fn example(session: Session) -> Result<()> {
+    /// if !session.renew().await? {
+    ///     println!("other owners may have held its locks since");
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn renew(&self) -> impl Future<Output = Result<bool>> + Send + use<> {
         let session = self.clone();
         async move { Ok(session.0.renew().await?) }
     }
 
     /// True if the session is lost.
+    ///
+    /// ```
+    /// # use latchwork::lock::{Result, Session};
+    /// # async fn example(session: Session) -> Result<()> {
+    /// if session.is_lost() {
+    ///     println!("other owners may hold its locks");
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn is_lost(&self) -> bool {
         self.0.is_lost()
     }
 
     /// Ends the session: releases everything it holds, and withdraws its waiting requests.
+    ///
+    /// ```
+    /// # use latchwork::lock::{Result, Session};
+    /// # async fn example(session: Session) -> Result<()> {
+    /// session.end().await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn end(self) -> Result<()> {
         Ok(self.0.end().await?)
     }
