@@ -57,11 +57,23 @@ pub struct Decided(Arc<AtomicU8>);
 
 impl Decided {
     /// Creates an undecided value for one commit.
+    ///
+    /// ```
+    /// # use latchwork_store::Decided;
+    /// assert_eq!(Decided::new().applies(), None);
+    /// ```
     pub fn new() -> Decided {
         Decided::default()
     }
 
     /// Returns whether the checks held; `None` while that is not known.
+    ///
+    /// ```
+    /// # use latchwork_store::Decided;
+    /// let decided = Decided::new();
+    /// decided.tell(false);
+    /// assert_eq!(decided.applies(), Some(false));
+    /// ```
     pub fn applies(&self) -> Option<bool> {
         match self.0.load(Ordering::Acquire) {
             0 => None,
@@ -70,6 +82,13 @@ impl Decided {
     }
 
     /// Called by a backend: sets what the answer will be, unless the store stops before it.
+    ///
+    /// ```
+    /// # use latchwork_store::Decided;
+    /// let decided = Decided::new();
+    /// decided.tell(true);
+    /// assert_eq!(decided.applies(), Some(true));
+    /// ```
     pub fn tell(&self, applies: bool) {
         self.0.store(if applies { 1 } else { 2 }, Ordering::Release);
     }
@@ -126,6 +145,12 @@ pub(crate) fn stamped(value: &Bytes, offset: usize, generation: Generation, time
 
 impl Write {
     /// The key that is written.
+    ///
+    /// ```
+    /// # use latchwork_store::{Key, SpaceId, Write};
+    /// let alice = Key::from_parts(SpaceId(16), "alice");
+    /// assert_eq!(Write::Delete(alice.clone()).key(), &alice);
+    /// ```
     pub fn key(&self) -> &Key {
         match self {
             Write::Put(key, _) | Write::PutStamped(key, ..) | Write::Delete(key) => key,
@@ -135,93 +160,225 @@ impl Write {
 
 impl Commit {
     /// A commit without checks and writes.
+    ///
+    /// ```
+    /// # use latchwork_store::{Commit, Key};
+    /// # fn example(alice: &Key) {
+    /// let commit = Commit::new().put(alice, "100");
+    /// # }
+    /// ```
     pub fn new() -> Commit {
         Commit::default()
     }
 
     /// Sets the commit's id. A commit that is sent again under the same id is applied once and returns the first
     /// receipt.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::{Commit, History, SpaceSpec, Store};
+    /// # let store = Store::memory().await?;
+    /// # let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
+    /// # let alice = accounts.key("alice");
+    /// let deposit = Commit::new().id(store.commit_id()).put(&alice, "100");
+    /// store.commit(deposit.clone()).await?.applied()?;
+    /// assert!(store.commit(deposit).await?.applied()?.repeated);
+    /// # Ok(()) }
+    /// ```
     pub fn id(mut self, id: CommitId) -> Commit {
         self.id = Some(id);
         self
     }
 
     /// Sets bytes that history keeps with the commit, for example an author and a reason.
+    ///
+    /// ```
+    /// # use latchwork_store::{Commit, Key};
+    /// # fn example(alice: &Key) {
+    /// let commit = Commit::new().put(alice, "100").meta("by carol");
+    /// # }
+    /// ```
     pub fn meta(mut self, meta: impl Into<Bytes>) -> Commit {
         self.meta = meta.into();
         self
     }
 
     /// Adds a check.
+    ///
+    /// ```
+    /// # use latchwork_store::{Check, Commit, Key};
+    /// # fn example(alice: &Key) {
+    /// let commit = Commit::new().check(Check::Present(alice.clone())).put(alice, "100");
+    /// # }
+    /// ```
     pub fn check(mut self, check: Check) -> Commit {
         self.checks.push(check);
         self
     }
 
     /// Adds a write.
+    ///
+    /// ```
+    /// # use latchwork_store::{Commit, Key, Write};
+    /// # fn example(alice: &Key) {
+    /// let commit = Commit::new().write(Write::Delete(alice.clone()));
+    /// # }
+    /// ```
     pub fn write(mut self, write: Write) -> Commit {
         self.writes.push(write);
         self
     }
 
     /// Checks that `key` exists at `rev`.
+    ///
+    /// ```
+    /// # use latchwork_store::{Commit, Key, Rev};
+    /// # fn example(alice: &Key) {
+    /// let commit = Commit::new().at_rev(alice, Rev(3)).put(alice, "70");
+    /// # }
+    /// ```
     pub fn at_rev(self, key: &Key, rev: Rev) -> Commit {
         self.check(Check::AtRev(key.clone(), rev))
     }
 
     /// Checks that `key` does not exist.
+    ///
+    /// ```
+    /// # use latchwork_store::{Commit, Key};
+    /// # fn example(alice: &Key) {
+    /// let commit = Commit::new().absent(alice).put(alice, "100");
+    /// # }
+    /// ```
     pub fn absent(self, key: &Key) -> Commit {
         self.check(Check::Absent(key.clone()))
     }
 
     /// Checks that `key` exists.
+    ///
+    /// ```
+    /// # use latchwork_store::{Commit, Key};
+    /// # fn example(alice: &Key) {
+    /// let commit = Commit::new().present(alice).delete(alice);
+    /// # }
+    /// ```
     pub fn present(self, key: &Key) -> Commit {
         self.check(Check::Present(key.clone()))
     }
 
     /// Lands only as long as a right to write is held, such as a lock. Once it is lost, the refusal says so.
+    ///
+    /// ```
+    /// # use latchwork_store::{Commit, Key, Right};
+    /// # fn example(alice: &Key, lock: &impl Right) {
+    /// let commit = Commit::new().guard(lock).put(alice, "70");
+    /// # }
+    /// ```
     pub fn guard(mut self, right: &impl Right) -> Commit {
         self.rights.push((self.checks.len(), right.lost().into()));
         self.check(right.check())
     }
 
     /// Checks that nothing at all was committed after `generation`.
+    ///
+    /// ```
+    /// # use latchwork_store::{Commit, Generation, Key};
+    /// # fn example(alice: &Key) {
+    /// let commit = Commit::new().at_generation(Generation(12)).put(alice, "70");
+    /// # }
+    /// ```
     pub fn at_generation(self, generation: Generation) -> Commit {
         self.check(Check::AtGeneration(generation))
     }
 
     /// Checks that nothing in `range` was written after `since`.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::{Commit, History, Order, SpaceSpec, Store};
+    /// # let store = Store::memory().await?;
+    /// # let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
+    /// # let alice = accounts.key("alice");
+    /// # store.commit(Commit::new().put(&alice, "100")).await?.applied()?;
+    /// let view = store.view().await?;
+    /// let count = view.scan(&accounts.all(), Order::Ascending, 1_000).await?.len();
+    /// let commit = Commit::new().unchanged(&accounts.all(), view.generation());
+    /// store.commit(commit.put(&accounts.key("count"), count.to_string())).await?.applied()?;
+    /// # Ok(()) }
+    /// ```
     pub fn unchanged(self, range: &Range, since: Generation) -> Commit {
         self.check(Check::Unchanged(range.clone(), since))
     }
 
     /// Sets a value.
+    ///
+    /// ```
+    /// # use latchwork_store::{Commit, Key};
+    /// # fn example(alice: &Key) {
+    /// let commit = Commit::new().put(alice, "100");
+    /// # }
+    /// ```
     pub fn put(self, key: &Key, value: impl Into<Bytes>) -> Commit {
         self.write(Write::Put(key.clone(), value.into()))
     }
 
     /// Sets a value. The 16 bytes from `offset` on become the commit's own generation and time (big-endian).
+    ///
+    /// ```
+    /// # use latchwork_store::{Commit, Key};
+    /// # fn example(alice: &Key) {
+    /// let commit = Commit::new().put_stamped(alice, vec![0u8; 16], 0);
+    /// # }
+    /// ```
     pub fn put_stamped(self, key: &Key, value: impl Into<Bytes>, offset: usize) -> Commit {
         self.write(Write::PutStamped(key.clone(), value.into(), offset))
     }
 
     /// Removes a key.
+    ///
+    /// ```
+    /// # use latchwork_store::{Commit, Key};
+    /// # fn example(alice: &Key) {
+    /// let commit = Commit::new().delete(alice);
+    /// # }
+    /// ```
     pub fn delete(self, key: &Key) -> Commit {
         self.write(Write::Delete(key.clone()))
     }
 
     /// Asks the backend to set `decided` as soon as the commit is decided.
+    ///
+    /// ```
+    /// # use latchwork_store::{Commit, Decided, Key};
+    /// # fn example(alice: &Key) {
+    /// let decided = Decided::new();
+    /// let commit = Commit::new().put(alice, "100").tell(&decided);
+    /// # }
+    /// ```
     pub fn tell(mut self, decided: &Decided) -> Commit {
         self.decided = Some(decided.clone());
         self
     }
 
     /// The checks, in the order of [`FailedCheck::index`].
+    ///
+    /// ```
+    /// # use latchwork_store::{Check, Commit, Key, SpaceId};
+    /// # let alice = Key::from_parts(SpaceId(16), "alice");
+    /// assert_eq!(Commit::new().absent(&alice).checks(), [Check::Absent(alice)]);
+    /// ```
     pub fn checks(&self) -> &[Check] {
         &self.checks
     }
 
     /// The writes, in the order of [`Receipt::revs`].
+    ///
+    /// ```
+    /// # use latchwork_store::{Commit, Key, SpaceId, Write};
+    /// # let alice = Key::from_parts(SpaceId(16), "alice");
+    /// assert_eq!(Commit::new().delete(&alice).writes(), [Write::Delete(alice)]);
+    /// ```
     pub fn writes(&self) -> &[Write] {
         &self.writes
     }
@@ -239,6 +396,18 @@ pub enum Outcome {
 
 impl Outcome {
     /// The receipt, or the refusal as an error.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::{Commit, History, Rev, SpaceSpec, Store};
+    /// # let store = Store::memory().await?;
+    /// # let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
+    /// # let alice = accounts.key("alice");
+    /// let receipt = store.commit(Commit::new().put(&alice, "100")).await?.applied()?;
+    /// assert_eq!(receipt.revs, [Some(Rev(1))]);
+    /// # Ok(()) }
+    /// ```
     pub fn applied(self) -> Result<Receipt, Refusal> {
         match self {
             Outcome::Applied(receipt) => Ok(receipt),
@@ -247,6 +416,18 @@ impl Outcome {
     }
 
     /// True if the commit was applied.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::{Commit, History, SpaceSpec, Store};
+    /// # let store = Store::memory().await?;
+    /// # let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
+    /// # let alice = accounts.key("alice");
+    /// assert!(store.commit(Commit::new().put(&alice, "100")).await?.is_applied());
+    /// assert!(!store.commit(Commit::new().absent(&alice)).await?.is_applied());
+    /// # Ok(()) }
+    /// ```
     pub fn is_applied(&self) -> bool {
         matches!(self, Outcome::Applied(_))
     }
@@ -268,6 +449,18 @@ pub struct Receipt {
 
 impl Receipt {
     /// True if the commit changed a key.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::{Commit, History, SpaceSpec, Store};
+    /// # let store = Store::memory().await?;
+    /// # let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
+    /// # let alice = accounts.key("alice");
+    /// let receipt = store.commit(Commit::new().delete(&alice)).await?.applied()?;
+    /// assert!(!receipt.changed()); // there was nothing to delete
+    /// # Ok(()) }
+    /// ```
     pub fn changed(&self) -> bool {
         self.revs.iter().any(Option::is_some)
     }

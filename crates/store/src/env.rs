@@ -21,16 +21,34 @@ pub struct Timestamp(pub u64);
 
 impl Timestamp {
     /// The time `duration` earlier, or 1970.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork_store::Timestamp;
+    /// assert_eq!(Timestamp(3_000_000).minus(Duration::from_secs(1)), Timestamp(2_000_000));
+    /// ```
     pub fn minus(self, duration: Duration) -> Timestamp {
         Timestamp(self.0.saturating_sub(micros(duration)))
     }
 
     /// The time `duration` later.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork_store::Timestamp;
+    /// assert_eq!(Timestamp(3_000_000).plus(Duration::from_secs(1)), Timestamp(4_000_000));
+    /// ```
     pub fn plus(self, duration: Duration) -> Timestamp {
         Timestamp(self.0.saturating_add(micros(duration)))
     }
 
     /// How much later this is than `earlier`; zero if it is not later.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork_store::Timestamp;
+    /// assert_eq!(Timestamp(3_000_000).since(Timestamp(2_000_000)), Duration::from_secs(1));
+    /// ```
     pub fn since(self, earlier: Timestamp) -> Duration {
         Duration::from_micros(self.0.saturating_sub(earlier.0))
     }
@@ -74,11 +92,25 @@ pub trait Random: Send + Sync {
 
 impl Env {
     /// The machine's clock and entropy.
+    ///
+    /// ```
+    /// # use latchwork_store::Env;
+    /// println!("it is {}", Env::system().now());
+    /// ```
     pub fn system() -> Env {
         Env { clock: Arc::new(SystemClock::new()), random: Arc::new(SystemRandom(Mutex::default())) }
     }
 
     /// A clock that moves only when a test advances it, and randomness that follows from `seed` alone.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork_store::Env;
+    /// let (env, clock) = Env::seeded(7);
+    /// let before = env.now();
+    /// clock.advance(Duration::from_secs(60));
+    /// assert_eq!(env.now().since(before), Duration::from_secs(60));
+    /// ```
     pub fn seeded(seed: u64) -> (Env, Arc<VirtualClock>) {
         let clock = Arc::new(VirtualClock::default());
         let random = Arc::new(SeededRandom(Mutex::new(fastrand::Rng::with_seed(seed))));
@@ -86,16 +118,43 @@ impl Env {
     }
 
     /// An environment with the given clock and randomness.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// use latchwork_store::{Env, Random, VirtualClock};
+    /// struct Zeros;
+    /// impl Random for Zeros {
+    ///     fn fill(&self, bytes: &mut [u8]) {
+    ///         bytes.fill(0);
+    ///     }
+    /// }
+    /// let env = Env::new(Arc::new(VirtualClock::default()), Arc::new(Zeros));
+    /// assert_eq!(env.random(), 0);
+    /// ```
     pub fn new(clock: Arc<dyn Clock>, random: Arc<dyn Random>) -> Env {
         Env { clock, random }
     }
 
     /// The time of day. It may jump.
+    ///
+    /// ```
+    /// # use latchwork_store::Env;
+    /// println!("it is {}", Env::system().now());
+    /// ```
     pub fn now(&self) -> Timestamp {
         self.clock.now()
     }
 
     /// Time since some fixed moment. It never goes back.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork_store::Env;
+    /// # let (env, clock) = Env::seeded(7);
+    /// let start = env.monotonic();
+    /// clock.advance(Duration::from_secs(5));
+    /// assert_eq!(env.monotonic() - start, Duration::from_secs(5));
+    /// ```
     pub fn monotonic(&self) -> Duration {
         self.clock.monotonic()
     }
@@ -105,11 +164,25 @@ impl Env {
     /// # Panics
     ///
     /// On the machine's clock, outside of a tokio runtime that has time enabled.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork_store::Env;
+    /// # async fn example(env: Env) {
+    /// env.sleep(Duration::from_secs(1)).await;
+    /// # }
+    /// ```
     pub fn sleep(&self, duration: Duration) -> Sleep {
         if duration.is_zero() { Box::pin(ready(())) } else { self.clock.sleep(duration) }
     }
 
     /// A random number.
+    ///
+    /// ```
+    /// # use latchwork_store::Env;
+    /// let (one, other) = (Env::seeded(7).0, Env::seeded(7).0);
+    /// assert_eq!(one.random(), other.random());
+    /// ```
     pub fn random(&self) -> u64 {
         let mut bytes = [0; 8];
         self.random.fill(&mut bytes);
@@ -117,6 +190,11 @@ impl Env {
     }
 
     /// A new id: a UUIDv7, so that ids sort by the time they were made.
+    ///
+    /// ```
+    /// # use latchwork_store::Env;
+    /// assert_eq!(Env::system().uuid().get_version_num(), 7);
+    /// ```
     pub fn uuid(&self) -> uuid::Uuid {
         let mut random = [0; 10];
         self.random.fill(&mut random);
@@ -124,6 +202,12 @@ impl Env {
     }
 
     /// A new commit id.
+    ///
+    /// ```
+    /// # use latchwork_store::Env;
+    /// let env = Env::system();
+    /// assert_ne!(env.commit_id(), env.commit_id());
+    /// ```
     pub fn commit_id(&self) -> CommitId {
         CommitId(*self.uuid().as_bytes())
     }
@@ -215,6 +299,15 @@ impl Default for VirtualClock {
 
 impl VirtualClock {
     /// Moves both clocks forward and wakes the sleeps that are over, in the order of their deadlines.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork_store::Env;
+    /// # let (env, clock) = Env::seeded(7);
+    /// let before = env.now();
+    /// clock.advance(Duration::from_secs(60));
+    /// assert_eq!(env.now().since(before), Duration::from_secs(60));
+    /// ```
     pub fn advance(&self, by: Duration) {
         let mut time = self.0.lock();
         time.now = time.now.saturating_add(by);
@@ -229,12 +322,31 @@ impl VirtualClock {
 
     /// Sets the time of day, forwards or backwards, as an operator or NTP would. No sleep ends by it: sleeps follow
     /// monotonic time.
+    ///
+    /// ```
+    /// # use latchwork_store::{Env, Timestamp};
+    /// # let (env, clock) = Env::seeded(7);
+    /// clock.jump_to(Timestamp(7_000_000));
+    /// assert_eq!(env.now(), Timestamp(7_000_000));
+    /// ```
     pub fn jump_to(&self, now: Timestamp) {
         self.0.lock().now = Duration::from_micros(now.0);
     }
 
     /// The earliest deadline of a sleep, in monotonic time. It is in the future: to move the clock there, advance it by
     /// the difference. A sleep that was never polled is not counted.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// # use std::time::Duration;
+    /// # use latchwork_store::Env;
+    /// # let (env, clock) = Env::seeded(7);
+    /// let sleeper = tokio::spawn(env.sleep(Duration::from_secs(5)));
+    /// tokio::task::yield_now().await; // the sleep is polled
+    /// assert_eq!(clock.next_deadline(), Some(Duration::from_secs(5)));
+    /// # }
+    /// ```
     pub fn next_deadline(&self) -> Option<Duration> {
         self.0.lock().sleepers.first_key_value().map(|((deadline, _), _)| *deadline)
     }

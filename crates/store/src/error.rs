@@ -133,11 +133,22 @@ pub enum ErrorKind {
 
 impl StoreError {
     /// True if the same call may succeed later: the store cannot answer at the moment.
+    ///
+    /// ```
+    /// # use latchwork_store::StoreError;
+    /// let error = StoreError::Uncertain { cause: "the connection was lost".into() };
+    /// assert!(error.is_passing() && !StoreError::Closed.is_passing());
+    /// ```
     pub fn is_passing(&self) -> bool {
         self.kind() == ErrorKind::Unavailable && !self.is_final()
     }
 
     /// True if no call through this handle can succeed any more, because the store was closed or has stopped.
+    ///
+    /// ```
+    /// # use latchwork_store::StoreError;
+    /// assert!(StoreError::Closed.is_final());
+    /// ```
     pub fn is_final(&self) -> bool {
         matches!(self, StoreError::Closed | StoreError::Stopped { .. })
     }
@@ -163,12 +174,23 @@ impl StoreError {
 
     /// Whether the disk, or what this user may have of it, is full. An operator makes room and opens the store again;
     /// after another I/O error, the disk itself needs a look.
+    ///
+    /// ```
+    /// # use latchwork_store::StoreError;
+    /// assert!(!StoreError::Closed.is_disk_full());
+    /// ```
     pub fn is_disk_full(&self) -> bool {
         use std::io::ErrorKind::{QuotaExceeded, StorageFull};
         matches!(self.io_kind(), Some(StorageFull | QuotaExceeded))
     }
 
     /// The class of the failure.
+    ///
+    /// ```
+    /// # use latchwork_store::{ErrorKind, StoreError};
+    /// assert_eq!(StoreError::Closed.kind(), ErrorKind::Unavailable);
+    /// assert_eq!(StoreError::ReadOnly.kind(), ErrorKind::Invalid);
+    /// ```
     pub fn kind(&self) -> ErrorKind {
         use StoreError::*;
         match self {

@@ -75,6 +75,11 @@ pub struct SpaceId(pub u32);
 
 impl Generation {
     /// The generation after this one.
+    ///
+    /// ```
+    /// # use latchwork_store::Generation;
+    /// assert_eq!(Generation(6).next(), Generation(7));
+    /// ```
     pub fn next(self) -> Generation {
         Generation(self.0 + 1)
     }
@@ -82,6 +87,11 @@ impl Generation {
 
 impl Rev {
     /// The rev after this one.
+    ///
+    /// ```
+    /// # use latchwork_store::Rev;
+    /// assert_eq!(Rev(1).next(), Rev(2));
+    /// ```
     pub fn next(self) -> Rev {
         Rev(self.0 + 1)
     }
@@ -114,6 +124,17 @@ pub struct Key(Bytes);
 impl Key {
     /// A key from its parts, as [`Key::space`] and [`Key::bytes`] have told them. [`Space::key`](crate::Space::key)
     /// is the usual way to one.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::{History, SpaceSpec, Store};
+    /// # let store = Store::memory().await?;
+    /// # let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
+    /// # let alice = accounts.key("alice");
+    /// assert_eq!(latchwork_store::Key::from_parts(alice.space(), alice.bytes()), alice);
+    /// # Ok(()) }
+    /// ```
     pub fn from_parts(space: SpaceId, bytes: impl AsRef<[u8]>) -> Key {
         Key::new(space, bytes.as_ref())
     }
@@ -136,11 +157,33 @@ impl Key {
     }
 
     /// The space the key lies in.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::{History, SpaceSpec, Store};
+    /// # let store = Store::memory().await?;
+    /// # let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
+    /// # let alice = accounts.key("alice");
+    /// assert_eq!(alice.space(), accounts.id());
+    /// # Ok(()) }
+    /// ```
     pub fn space(&self) -> SpaceId {
         SpaceId(u32::from_be_bytes([self.0[0], self.0[1], self.0[2], self.0[3]]))
     }
 
     /// The key's bytes within its space.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::{History, SpaceSpec, Store};
+    /// # let store = Store::memory().await?;
+    /// # let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
+    /// # let alice = accounts.key("alice");
+    /// assert_eq!(alice.bytes(), b"alice");
+    /// # Ok(()) }
+    /// ```
     pub fn bytes(&self) -> &[u8] {
         &self.0[SPACE_BYTES..]
     }
@@ -206,6 +249,17 @@ impl Range {
     }
 
     /// The space the range lies in.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::{History, SpaceSpec, Store};
+    /// # let store = Store::memory().await?;
+    /// # let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
+    /// # let alice = accounts.key("alice");
+    /// assert_eq!(accounts.all().space(), accounts.id());
+    /// # Ok(()) }
+    /// ```
     pub fn space(&self) -> SpaceId {
         SpaceId(u32::from_be_bytes([self.start[0], self.start[1], self.start[2], self.start[3]]))
     }
@@ -219,31 +273,101 @@ impl Range {
     }
 
     /// The part of the range behind `key`. A forward scan continues with it.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::{History, SpaceSpec, Store};
+    /// # let store = Store::memory().await?;
+    /// # let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
+    /// # let alice = accounts.key("alice");
+    /// let rest = accounts.all().after(&alice);
+    /// assert!(!rest.contains(&alice) && rest.contains(&accounts.key("bob")));
+    /// # Ok(()) }
+    /// ```
     pub fn after(&self, key: &Key) -> Range {
         Range { start: self.start.clone().max(just_after(key.encoded())), end: self.end.clone() }
     }
 
     /// The part of the range before `key`. A backward scan continues with it.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::{History, SpaceSpec, Store};
+    /// # let store = Store::memory().await?;
+    /// # let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
+    /// # let alice = accounts.key("alice");
+    /// let rest = accounts.all().before(&accounts.key("bob"));
+    /// assert!(rest.contains(&alice) && !rest.contains(&accounts.key("bob")));
+    /// # Ok(()) }
+    /// ```
     pub fn before(&self, key: &Key) -> Range {
         Range { start: self.start.clone(), end: self.end.clone().min(key.0.clone()) }
     }
 
     /// The part of the range up to and including `key`: what a forward scan that ended at `key` has read.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::{History, SpaceSpec, Store};
+    /// # let store = Store::memory().await?;
+    /// # let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
+    /// # let alice = accounts.key("alice");
+    /// let read = accounts.all().through(&alice);
+    /// assert!(read.contains(&alice) && !read.contains(&accounts.key("bob")));
+    /// # Ok(()) }
+    /// ```
     pub fn through(&self, key: &Key) -> Range {
         Range { start: self.start.clone(), end: self.end.clone().min(just_after(key.encoded())) }
     }
 
     /// The part of the range from `key` on, `key` included: what a backward scan that ended at `key` has read.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::{History, SpaceSpec, Store};
+    /// # let store = Store::memory().await?;
+    /// # let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
+    /// # let alice = accounts.key("alice");
+    /// let read = accounts.all().from(&accounts.key("bob"));
+    /// assert!(!read.contains(&alice) && read.contains(&accounts.key("bob")));
+    /// # Ok(()) }
+    /// ```
     pub fn from(&self, key: &Key) -> Range {
         Range { start: self.start.clone().max(key.0.clone()), end: self.end.clone() }
     }
 
     /// True if `key` lies in the range.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::{History, SpaceSpec, Store};
+    /// # let store = Store::memory().await?;
+    /// # let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
+    /// # let alice = accounts.key("alice");
+    /// assert!(accounts.prefix("a").contains(&alice));
+    /// # Ok(()) }
+    /// ```
     pub fn contains(&self, key: &Key) -> bool {
         self.start <= key.0 && key.0 < self.end
     }
 
     /// True if no key can lie in the range.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::{History, SpaceSpec, Store};
+    /// # let store = Store::memory().await?;
+    /// # let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
+    /// # let alice = accounts.key("alice");
+    /// assert!(accounts.range("a".."a").is_empty());
+    /// # Ok(()) }
+    /// ```
     pub fn is_empty(&self) -> bool {
         self.start >= self.end
     }

@@ -52,6 +52,12 @@ struct NewestInMemory<'a> {
 
 impl MemoryBackend {
     /// An empty store.
+    ///
+    /// ```
+    /// # use latchwork_store::Env;
+    /// # use latchwork_store::backend::MemoryBackend;
+    /// let backend = MemoryBackend::new(Env::system());
+    /// ```
     pub fn new(env: Env) -> MemoryBackend {
         let identity = u128::from(env.random()) << 64 | u128::from(env.random());
         MemoryBackend {

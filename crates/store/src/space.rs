@@ -42,11 +42,21 @@ pub struct SpaceSpec {
 
 impl SpaceSpec {
     /// Names a space. A new space keeps no history; an existing one keeps the history that it has.
+    ///
+    /// ```
+    /// # use latchwork_store::SpaceSpec;
+    /// let accounts = SpaceSpec::new("accounts");
+    /// ```
     pub fn new(name: impl Into<String>) -> SpaceSpec {
         SpaceSpec { name: name.into(), history: None, used_once: false }
     }
 
     /// Sets how long history is kept, also for an existing space. A shorter history drops what it does not cover.
+    ///
+    /// ```
+    /// # use latchwork_store::{History, SpaceSpec};
+    /// let accounts = SpaceSpec::new("accounts").history(History::Generations(1_000));
+    /// ```
     pub fn history(mut self, history: History) -> SpaceSpec {
         self.history = Some(history);
         self
@@ -54,6 +64,11 @@ impl SpaceSpec {
 
     /// Promises that no code relies on the rev of a key after the key is deleted, for example because the key is never
     /// created again. So a delete leaves no tombstone, and the revs of a key that is created again may start at 1.
+    ///
+    /// ```
+    /// # use latchwork_store::SpaceSpec;
+    /// let jobs = SpaceSpec::new("jobs").keys_used_once();
+    /// ```
     pub fn keys_used_once(mut self) -> SpaceSpec {
         self.used_once = true;
         self
@@ -95,31 +110,99 @@ pub struct Space {
 
 impl Space {
     /// The number of the space in its keys.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::{History, SpaceSpec, Store};
+    /// # let store = Store::memory().await?;
+    /// # let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
+    /// # let alice = accounts.key("alice");
+    /// assert_eq!(accounts.id(), alice.space());
+    /// # Ok(()) }
+    /// ```
     pub fn id(&self) -> SpaceId {
         self.id
     }
 
     /// The name under which it was declared.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::{History, SpaceSpec, Store};
+    /// # let store = Store::memory().await?;
+    /// # let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
+    /// # let alice = accounts.key("alice");
+    /// assert_eq!(accounts.name(), "accounts");
+    /// # Ok(()) }
+    /// ```
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Returns the key with these bytes. The key's length is checked when the key is used.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::{History, SpaceSpec, Store};
+    /// # let store = Store::memory().await?;
+    /// # let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
+    /// # let alice = accounts.key("alice");
+    /// assert_eq!(accounts.key("alice").bytes(), b"alice");
+    /// # Ok(()) }
+    /// ```
     pub fn key(&self, bytes: impl AsRef<[u8]>) -> Key {
         Key::new(self.id, bytes.as_ref())
     }
 
     /// All keys of the space.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::{History, SpaceSpec, Store};
+    /// # let store = Store::memory().await?;
+    /// # let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
+    /// # let alice = accounts.key("alice");
+    /// assert!(accounts.all().contains(&alice));
+    /// # Ok(()) }
+    /// ```
     pub fn all(&self) -> Range {
         Range::of_space(self.id)
     }
 
     /// All keys that start with `prefix`.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::{History, SpaceSpec, Store};
+    /// # let store = Store::memory().await?;
+    /// # let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
+    /// # let alice = accounts.key("alice");
+    /// assert!(accounts.prefix("al").contains(&alice));
+    /// assert!(!accounts.prefix("bo").contains(&alice));
+    /// # Ok(()) }
+    /// ```
     pub fn prefix(&self, prefix: impl AsRef<[u8]>) -> Range {
         Range::of_prefix(self.id, prefix.as_ref())
     }
 
     /// The keys between two bounds.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::{History, SpaceSpec, Store};
+    /// # let store = Store::memory().await?;
+    /// # let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
+    /// # let alice = accounts.key("alice");
+    /// assert!(accounts.range("a".."b").contains(&alice));
+    /// assert!(!accounts.range("b"..).contains(&alice));
+    /// # Ok(()) }
+    /// ```
     pub fn range<B: AsRef<[u8]>>(&self, bounds: impl RangeBounds<B>) -> Range {
         let start = bounds.start_bound().map(AsRef::as_ref);
         let end = bounds.end_bound().map(AsRef::as_ref);

@@ -59,27 +59,69 @@ pub enum Confirm {
 
 impl Store {
     /// Opens the data directory, or creates it: the embedded, durable store.
+    ///
+    /// ```
+    /// # use latchwork_store::{Result, Store};
+    /// # async fn example() -> Result<()> {
+    /// let store = Store::open("./data").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn open(directory: impl AsRef<Path>) -> Result<Store> {
         FileOptions::default().open(directory).await
     }
 
     /// Opens a data directory for reading and changes nothing there; see [`FileOptions::open_read_only`].
+    ///
+    /// ```
+    /// # use latchwork_store::{Result, Store};
+    /// # async fn example() -> Result<()> {
+    /// let store = Store::open_read_only("./data").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn open_read_only(directory: impl AsRef<Path>) -> Result<Store> {
         FileOptions::default().open_read_only(directory).await
     }
 
     /// Creates a store in memory. It is gone when its last handle is dropped.
+    ///
+    /// ```
+    /// # use latchwork_store::{Result, Store};
+    /// # async fn example() -> Result<()> {
+    /// let store = Store::memory().await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn memory() -> Result<Store> {
         Store::memory_with(Env::system(), Limits::default()).await
     }
 
     /// Creates a store in memory with the given environment and limits.
+    ///
+    /// ```
+    /// # use latchwork_store::{Env, Limits, Result, Store};
+    /// # async fn example() -> Result<()> {
+    /// let mut limits = Limits::default();
+    /// limits.value_bytes = 64 << 10;
+    /// let store = Store::memory_with(Env::system(), limits).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn memory_with(env: Env, limits: Limits) -> Result<Store> {
         let backend = Arc::new(MemoryBackend::new(env.clone()));
         Store::with_backend(backend, env, limits, Arc::new(RealDisk)).await
     }
 
     /// Creates a store on a given backend. Snapshots are written to `disk`.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use latchwork_store::backend::MemoryBackend;
+    /// # use latchwork_store::disk::RealDisk;
+    /// # use latchwork_store::{Env, Limits, Result, Store};
+    /// # async fn example() -> Result<()> {
+    /// let env = Env::system();
+    /// let backend = Arc::new(MemoryBackend::new(env.clone()));
+    /// let store = Store::with_backend(backend, env, Limits::default(), Arc::new(RealDisk)).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn with_backend(
         backend: Arc<dyn Backend>,
         env: Env,
@@ -94,6 +136,16 @@ impl Store {
 
     /// Declares a space, or opens the existing space of that name. If the spec sets a history that differs from the
     /// existing one, the history changes. If the spec sets no history, it stays.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::{History, SpaceSpec, Store};
+    /// # let store = Store::memory().await?;
+    /// let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
+    /// assert_eq!(accounts.name(), "accounts");
+    /// # Ok(()) }
+    /// ```
     pub async fn space(&self, spec: SpaceSpec) -> Result<Space> {
         spec.validate()?;
         loop {
@@ -130,6 +182,17 @@ impl Store {
     }
 
     /// Returns the declared spaces in the order of their names.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::{History, SpaceSpec, Store};
+    /// # let store = Store::memory().await?;
+    /// # let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
+    /// # let alice = accounts.key("alice");
+    /// assert_eq!(store.spaces().await?[0].name(), "accounts");
+    /// # Ok(()) }
+    /// ```
     pub async fn spaces(&self) -> Result<Vec<Space>> {
         self.learn_spaces().await?;
         let spaces = self.inner.spaces.read();
@@ -142,6 +205,20 @@ impl Store {
     ///
     /// Dropping the future does not cancel the commit: it may still be applied. Set an id on the commit to be able to
     /// send it again.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::{Commit, History, SpaceSpec, Store};
+    /// # let store = Store::memory().await?;
+    /// # let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
+    /// # let alice = accounts.key("alice");
+    /// let outcome = store.commit(Commit::new().absent(&alice).put(&alice, "100")).await?;
+    /// assert!(outcome.is_applied());
+    /// let again = store.commit(Commit::new().absent(&alice).put(&alice, "100")).await?;
+    /// assert!(!again.is_applied());
+    /// # Ok(()) }
+    /// ```
     // Not an `async fn`: its future, and the futures of its callers, would each contain another copy of the commit.
     pub fn commit(&self, commit: Commit) -> impl Future<Output = Result<Outcome>> + Send + use<'_> {
         let answer: Answer<'_, Outcome> = match self.check_commit(&commit) {
@@ -183,11 +260,31 @@ impl Store {
     }
 
     /// Returns a new commit id from the store's environment.
+    ///
+    /// ```
+    /// # use latchwork_store::{Commit, Key, Store};
+    /// # fn example(store: Store, alice: Key) {
+    /// let deposit = Commit::new().id(store.commit_id()).put(&alice, "100");
+    /// # }
+    /// ```
     pub fn commit_id(&self) -> CommitId {
         self.inner.env.commit_id()
     }
 
     /// Pins the newest generation.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::{Commit, History, SpaceSpec, Store};
+    /// # let store = Store::memory().await?;
+    /// # let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
+    /// # let alice = accounts.key("alice");
+    /// # store.commit(Commit::new().put(&alice, "100")).await?.applied()?;
+    /// let view = store.view().await?;
+    /// assert_eq!(view.get(&alice).await?.unwrap().value, "100");
+    /// # Ok(()) }
+    /// ```
     pub async fn view(&self) -> Result<View> {
         let_others_run().await;
         let pin = self.inner.backend.pin(None).await?;
@@ -200,6 +297,20 @@ impl Store {
     }
 
     /// Pins a past generation. Reading a space that no longer keeps it fails.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::{Commit, History, SpaceSpec, Store};
+    /// # let store = Store::memory().await?;
+    /// # let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
+    /// # let alice = accounts.key("alice");
+    /// # store.commit(Commit::new().put(&alice, "100")).await?.applied()?;
+    /// let before = store.generation().await?;
+    /// store.commit(Commit::new().put(&alice, "70")).await?.applied()?;
+    /// assert_eq!(store.view_at(before).await?.get(&alice).await?.unwrap().value, "100");
+    /// # Ok(()) }
+    /// ```
     pub async fn view_at(&self, generation: Generation) -> Result<View> {
         let_others_run().await;
         let pin = self.inner.backend.pin(Some(generation)).await?;
@@ -211,6 +322,15 @@ impl Store {
     }
 
     /// Pins the newest generation that was committed at or before `time`, as far as spaces with history remember it.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork_store::{Result, Store};
+    /// # async fn example(store: Store) -> Result<()> {
+    /// let yesterday = store.env().now().minus(Duration::from_secs(24 * 3600));
+    /// let view = store.view_at_time(yesterday).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn view_at_time(&self, time: Timestamp) -> Result<View> {
         self.view().await?.release();
         let spaces = self.with_history();
@@ -219,6 +339,19 @@ impl Store {
     }
 
     /// Follows every commit after `after` that touches `range`.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::{Commit, History, SpaceSpec, Store};
+    /// # let store = Store::memory().await?;
+    /// # let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
+    /// # let alice = accounts.key("alice");
+    /// let mut watch = store.watch(accounts.all(), store.generation().await?).await?;
+    /// store.commit(Commit::new().put(&alice, "100")).await?.applied()?;
+    /// assert_eq!(watch.next().await?.changes[0].key, alice);
+    /// # Ok(()) }
+    /// ```
     pub async fn watch(&self, range: Range, after: Generation) -> Result<Watch> {
         let space = range.space();
         // Another process may have changed the history of the space. Opening a view reads the current declarations.
@@ -234,18 +367,44 @@ impl Store {
     }
 
     /// The newest generation.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::{Commit, History, SpaceSpec, Store};
+    /// # let store = Store::memory().await?;
+    /// # let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
+    /// # let alice = accounts.key("alice");
+    /// let receipt = store.commit(Commit::new().put(&alice, "100")).await?.applied()?;
+    /// assert_eq!(store.generation().await?, receipt.generation);
+    /// # Ok(()) }
+    /// ```
     pub async fn generation(&self) -> Result<Generation> {
         let_others_run().await;
         self.inner.backend.latest().await
     }
 
     /// The oldest generation at which the space can be read.
+    ///
+    /// ```
+    /// # use latchwork_store::{Space, Store};
+    /// # fn example(store: Store, accounts: Space) {
+    /// println!("readable from generation {} on", store.oldest(&accounts));
+    /// # }
+    /// ```
     pub fn oldest(&self, space: &Space) -> Generation {
         self.inner.backend.floor(space.id)
     }
 
     /// Does a bounded part of the work that otherwise happens in the background: raises the floors as the spaces' rules
     /// allow and drops what lies below. Returns whether more is left to do.
+    ///
+    /// ```
+    /// # use latchwork_store::{Result, Store};
+    /// # async fn example(store: Store) -> Result<()> {
+    /// while store.maintain().await? {}
+    /// # Ok(()) }
+    /// ```
     pub async fn maintain(&self) -> Result<bool> {
         self.inner.backend.maintain().await
     }
@@ -253,6 +412,13 @@ impl Store {
     /// Replaces everything in the store with a snapshot that [`View::persist`] wrote. New generations and revs are
     /// higher than all earlier ones. History starts again. Spaces that were declared after the snapshot stay declared
     /// and are empty.
+    ///
+    /// ```
+    /// # use latchwork_store::{Confirm, Result, Store};
+    /// # async fn example(store: Store) -> Result<()> {
+    /// let generation = store.restore("./backup", Confirm::ReplaceEverything).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn restore(&self, snapshot: impl AsRef<Path>, confirm: Confirm) -> Result<Generation> {
         let Confirm::ReplaceEverything = confirm;
         let mut contents = snapshot::read(&self.inner.disk, snapshot.as_ref())?;
@@ -268,42 +434,109 @@ impl Store {
     }
 
     /// Reads everything from the medium, if there is one, and returns all damage.
+    ///
+    /// ```
+    /// # use latchwork_store::{Result, Store};
+    /// # async fn example(store: Store) -> Result<()> {
+    /// for damage in store.verify().await? {
+    ///     println!("{}: {}", damage.place, damage.detail);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn verify(&self) -> Result<Vec<Damage>> {
         self.inner.backend.verify().await
     }
 
     /// Figures about the store.
+    ///
+    /// ```
+    /// # use latchwork_store::{Result, Store};
+    /// # async fn example(store: Store) -> Result<()> {
+    /// let stats = store.stats().await?;
+    /// println!("{} commits applied, {} refused", stats.applied, stats.refused);
+    /// # Ok(()) }
+    /// ```
     pub async fn stats(&self) -> Result<Stats> {
         self.inner.backend.stats().await
     }
 
     /// Makes everything durable and releases the storage. Every later call on any handle fails.
+    ///
+    /// ```
+    /// # use latchwork_store::{Result, Store};
+    /// # async fn example(store: Store) -> Result<()> {
+    /// store.close().await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn close(&self) -> Result<()> {
         self.inner.backend.close().await
     }
 
     /// The id of this opening, if only one process can have the store open at a time. Work that an earlier opening
     /// started is over. `None` for a store that processes share and for a store in memory.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::Store;
+    /// # let store = Store::memory().await?;
+    /// assert_eq!(store.opening(), None);
+    /// # Ok(()) }
+    /// ```
     pub fn opening(&self) -> Option<Uuid> {
         self.inner.backend.opening()
     }
 
     /// Returns when the store was closed or has stopped. Never returns if the store has no [opening](Store::opening).
+    ///
+    /// ```
+    /// # use latchwork_store::{Result, Store};
+    /// # async fn example(store: Store) -> Result<()> {
+    /// store.ended().await;
+    /// println!("the store was closed or has stopped");
+    /// # Ok(()) }
+    /// ```
     pub async fn ended(&self) {
         let _ = self.inner.backend.ended().await;
     }
 
     /// True if both handles belong to the same open store.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::Store;
+    /// # let store = Store::memory().await?;
+    /// assert!(store.is_same(&store.clone()));
+    /// assert!(!store.is_same(&Store::memory().await?));
+    /// # Ok(()) }
+    /// ```
     pub fn is_same(&self, other: &Store) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
     /// The environment the store runs in.
+    ///
+    /// ```
+    /// # use latchwork_store::{Result, Store};
+    /// # async fn example(store: Store) -> Result<()> {
+    /// println!("it is {}", store.env().now());
+    /// # Ok(()) }
+    /// ```
     pub fn env(&self) -> &Env {
         &self.inner.env
     }
 
     /// The largest sizes that the store accepts.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::Store;
+    /// # let store = Store::memory().await?;
+    /// assert_eq!(store.limits().operations, 10_000);
+    /// # Ok(()) }
+    /// ```
     pub fn limits(&self) -> &Limits {
         &self.inner.limits
     }

@@ -28,6 +28,19 @@ impl Watch {
     /// Returns the next commit with its changes in the range. Fails with [`crate::StoreError::HistoryDropped`] if the
     /// watch is so far behind that the history is no longer kept. The future may be dropped and the call repeated
     /// without losing a commit.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::{Commit, History, SpaceSpec, Store};
+    /// # let store = Store::memory().await?;
+    /// # let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
+    /// # let alice = accounts.key("alice");
+    /// let mut watch = store.watch(accounts.all(), store.generation().await?).await?;
+    /// store.commit(Commit::new().put(&alice, "100")).await?.applied()?;
+    /// assert_eq!(watch.next().await?.changes[0].key, alice);
+    /// # Ok(()) }
+    /// ```
     pub async fn next(&mut self) -> Result<Committed> {
         let_others_run().await;
         loop {
@@ -48,6 +61,13 @@ impl Watch {
     }
 
     /// The generation up to which every commit was returned. Another watch can continue after it.
+    ///
+    /// ```
+    /// # use latchwork_store::{Range, Result, Store, Watch};
+    /// # async fn example(store: Store, range: Range, watch: Watch) -> Result<()> {
+    /// let later = store.watch(range, watch.position()).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn position(&self) -> Generation {
         self.position
     }

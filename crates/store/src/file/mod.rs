@@ -90,17 +90,40 @@ impl Default for FileOptions {
 
 impl FileOptions {
     /// The defaults.
+    ///
+    /// ```
+    /// # use latchwork_store::{FileOptions, Result};
+    /// # async fn example() -> Result<()> {
+    /// let store = FileOptions::new().open("./data").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn new() -> FileOptions {
         FileOptions::default()
     }
 
     /// The source of time and randomness.
+    ///
+    /// ```
+    /// # use latchwork_store::{Env, FileOptions, Result};
+    /// # async fn example() -> Result<()> {
+    /// let (env, clock) = Env::seeded(7);
+    /// let store = FileOptions::new().env(env).open("./data").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn env(mut self, env: Env) -> FileOptions {
         self.env = env;
         self
     }
 
     /// The disk that holds the files.
+    ///
+    /// ```
+    /// # use latchwork_store::disk::RealDisk;
+    /// # use latchwork_store::{FileOptions, Result};
+    /// # async fn example() -> Result<()> {
+    /// let store = FileOptions::new().disk(RealDisk).open("./data").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn disk(mut self, disk: impl Disk) -> FileOptions {
         self.disk = Arc::new(disk);
         self
@@ -112,12 +135,28 @@ impl FileOptions {
     }
 
     /// The largest sizes that the store accepts.
+    ///
+    /// ```
+    /// # use latchwork_store::{FileOptions, Limits, Result};
+    /// # async fn example() -> Result<()> {
+    /// let mut limits = Limits::default();
+    /// limits.value_bytes = 64 << 10;
+    /// let store = FileOptions::new().limits(limits).open("./data").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn limits(mut self, limits: Limits) -> FileOptions {
         self.limits = limits;
         self
     }
 
     /// The size of a log segment. A commit must fit into one.
+    ///
+    /// ```
+    /// # use latchwork_store::{FileOptions, Result};
+    /// # async fn example() -> Result<()> {
+    /// let store = FileOptions::new().segment_bytes(64 << 20).open("./data").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn segment_bytes(mut self, bytes: u64) -> FileOptions {
         self.segment_bytes = bytes;
         self
@@ -125,18 +164,40 @@ impl FileOptions {
 
     /// The approximate memory for commits that are not folded into the index yet. Under load up to three times as much
     /// is in use; then writers wait.
+    ///
+    /// ```
+    /// # use latchwork_store::{FileOptions, Result};
+    /// # async fn example() -> Result<()> {
+    /// let store = FileOptions::new().overlay_bytes(8 << 20).open("./data").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn overlay_bytes(mut self, bytes: u64) -> FileOptions {
         self.overlay_bytes = bytes;
         self
     }
 
     /// The size of the index's cache in memory.
+    ///
+    /// ```
+    /// # use latchwork_store::{FileOptions, Result};
+    /// # async fn example() -> Result<()> {
+    /// let store = FileOptions::new().cache_bytes(256 << 20).open("./data").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn cache_bytes(mut self, bytes: usize) -> FileOptions {
         self.cache_bytes = bytes;
         self
     }
 
     /// The longest time until a commit is folded into the index. A full overlay is folded earlier.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork_store::{FileOptions, Result};
+    /// # async fn example() -> Result<()> {
+    /// let store = FileOptions::new().fold_interval(Duration::from_millis(100)).open("./data").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn fold_interval(mut self, interval: Duration) -> FileOptions {
         self.fold_interval = interval;
         self
@@ -144,12 +205,27 @@ impl FileOptions {
 
     /// Starts no threads: callers sync their own commits, and [`Store::maintain`] folds them into the index. For tests
     /// that must be deterministic.
+    ///
+    /// ```
+    /// # use latchwork_store::{FileOptions, Result};
+    /// # async fn example() -> Result<()> {
+    /// let store = FileOptions::new().without_threads().open("./data").await?;
+    /// while store.maintain().await? {}
+    /// # Ok(()) }
+    /// ```
     pub fn without_threads(mut self) -> FileOptions {
         self.background = false;
         self
     }
 
     /// Breaks the store on purpose.
+    ///
+    /// ```
+    /// # use latchwork_store::{FileOptions, Result, Sabotage};
+    /// # async fn example() -> Result<()> {
+    /// let broken = FileOptions::new().sabotage(Sabotage::SkipSync).open("./data").await?;
+    /// # Ok(()) }
+    /// ```
     #[cfg(feature = "testing")]
     pub fn sabotage(mut self, sabotage: Sabotage) -> FileOptions {
         self.sabotage = Some(sabotage);
@@ -157,6 +233,13 @@ impl FileOptions {
     }
 
     /// Opens the directory, or creates it.
+    ///
+    /// ```
+    /// # use latchwork_store::{FileOptions, Result};
+    /// # async fn example() -> Result<()> {
+    /// let store = FileOptions::new().open("./data").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn open(self, directory: impl AsRef<Path>) -> Result<Store> {
         let (env, limits, disk) = (self.env.clone(), self.limits, self.disk.clone());
         let backend = Arc::new(self.open_backend(directory.as_ref())?);
@@ -166,6 +249,13 @@ impl FileOptions {
     /// Opens the directory read-only and changes nothing there: neither files nor names. It must contain a store that
     /// no process has open for writing. Other processes may open it read-only at the same time. Commits fail with
     /// [`StoreError::ReadOnly`].
+    ///
+    /// ```
+    /// # use latchwork_store::{FileOptions, Result};
+    /// # async fn example() -> Result<()> {
+    /// let store = FileOptions::new().open_read_only("./data").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn open_read_only(self, directory: impl AsRef<Path>) -> Result<Store> {
         use std::io::ErrorKind::{NotADirectory, NotFound};
         let (env, limits, disk) = (self.env.clone(), self.limits, self.disk.clone());

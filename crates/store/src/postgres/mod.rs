@@ -66,17 +66,34 @@ impl Default for PostgresOptions {
 
 impl PostgresOptions {
     /// The schema `latchwork`, four connections for reads, no pooler.
+    ///
+    /// ```
+    /// # use latchwork_store::{PostgresOptions, Result};
+    /// # async fn example() -> Result<()> {
+    /// let store = PostgresOptions::new().connect("postgres://app@localhost/app").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn new() -> PostgresOptions {
         PostgresOptions::default()
     }
 
     /// The schema that holds the store. It is created if it is missing.
+    ///
+    /// ```
+    /// # use latchwork_store::PostgresOptions;
+    /// let options = PostgresOptions::new().schema("billing");
+    /// ```
     pub fn schema(mut self, schema: impl Into<String>) -> PostgresOptions {
         self.schema = schema.into();
         self
     }
 
     /// How many connections serve reads, beside one for commits and one that listens.
+    ///
+    /// ```
+    /// # use latchwork_store::PostgresOptions;
+    /// let options = PostgresOptions::new().connections(8);
+    /// ```
     pub fn connections(mut self, connections: usize) -> PostgresOptions {
         self.connections = connections;
         self
@@ -84,36 +101,73 @@ impl PostgresOptions {
 
     /// The connections go through a pooler in transaction mode: no statement is prepared, and commits of other
     /// processes are found by polling once a second.
+    ///
+    /// ```
+    /// # use latchwork_store::PostgresOptions;
+    /// let options = PostgresOptions::new().behind_pooler();
+    /// ```
     pub fn behind_pooler(mut self) -> PostgresOptions {
         self.is_pooled = true;
         self
     }
 
     /// How long views of this process keep history after it has stopped without closing the store.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork_store::PostgresOptions;
+    /// let options = PostgresOptions::new().lease(Duration::from_secs(20));
+    /// ```
     pub fn lease(mut self, lease: Duration) -> PostgresOptions {
         self.lease = lease;
         self
     }
 
     /// How long a commit waits for a server that cannot be reached before it fails.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork_store::PostgresOptions;
+    /// let options = PostgresOptions::new().patience(Duration::from_secs(5));
+    /// ```
     pub fn patience(mut self, patience: Duration) -> PostgresOptions {
         self.patience = patience;
         self
     }
 
     /// Where time and chance come from.
+    ///
+    /// ```
+    /// # use latchwork_store::{Env, PostgresOptions};
+    /// let (env, clock) = Env::seeded(7);
+    /// let options = PostgresOptions::new().env(env);
+    /// ```
     pub fn env(mut self, env: Env) -> PostgresOptions {
         self.env = env;
         self
     }
 
     /// The largest sizes the store takes.
+    ///
+    /// ```
+    /// # use latchwork_store::{Limits, PostgresOptions};
+    /// let mut limits = Limits::default();
+    /// limits.value_bytes = 64 << 10;
+    /// let options = PostgresOptions::new().limits(limits);
+    /// ```
     pub fn limits(mut self, limits: Limits) -> PostgresOptions {
         self.limits = limits;
         self
     }
 
     /// Opens the store, and creates it if there is none. `url` is a connection string of PostgreSQL.
+    ///
+    /// ```
+    /// # use latchwork_store::{PostgresOptions, Result};
+    /// # async fn example() -> Result<()> {
+    /// let store = PostgresOptions::new().schema("billing").connect("postgres://app@localhost/app").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn connect(self, url: &str) -> Result<Store> {
         check_name(&self.schema)?;
         let invalid = |what: String| StoreError::Option { what };
@@ -137,6 +191,13 @@ impl PostgresOptions {
 
 impl Store {
     /// Opens a store in a PostgreSQL database, in the schema `latchwork`; see [`PostgresOptions`] for more.
+    ///
+    /// ```
+    /// # use latchwork_store::{Result, Store};
+    /// # async fn example() -> Result<()> {
+    /// let store = Store::connect("postgres://app@localhost/app").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn connect(url: &str) -> Result<Store> {
         PostgresOptions::new().connect(url).await
     }
