@@ -121,13 +121,14 @@ impl Env {
     ///
     /// ```
     /// # use std::sync::Arc;
-    /// use latchwork_store::{Env, Random, VirtualClock};
-    /// struct Zeros;
-    /// impl Random for Zeros {
-    ///     fn fill(&self, bytes: &mut [u8]) {
-    ///         bytes.fill(0);
-    ///     }
-    /// }
+    /// # use latchwork_store::{Env, Random, VirtualClock};
+    /// # struct Zeros;
+    /// # impl Random for Zeros {
+    /// #     fn fill(&self, bytes: &mut [u8]) {
+    /// #         bytes.fill(0);
+    /// #     }
+    /// # }
+    /// // `Zeros` is a `Random` that fills everything with zeros.
     /// let env = Env::new(Arc::new(VirtualClock::default()), Arc::new(Zeros));
     /// assert_eq!(env.random(), 0);
     /// ```
