@@ -29,8 +29,8 @@ enum Task {
     Test,
     /// Runs a suite of benchmarks and prints its figures.
     Bench {
-        /// The suite: store, entities, state, workflows, messages, locks, claims, admission, or peers, which installs
-        /// other engines and runs them beside this one.
+        /// The suite: store, postgres, entities, state, workflows, messages, locks, claims, admission, or peers, which
+        /// installs other engines and runs them beside this one.
         suite: String,
         /// One JSON object per line instead of a table.
         #[arg(long)]
@@ -61,6 +61,27 @@ enum Task {
         /// Concurrent histories.
         #[arg(long, default_value_t = 10_000)]
         histories: u64,
+    },
+    /// Runs the tests of stores in PostgreSQL for longer than `test` does. Without an option, it says which there are.
+    Postgres {
+        /// Connections to cut: before something is sent, in the middle, after it, before its answer, in the answer.
+        #[arg(long)]
+        faults: Option<u64>,
+        /// Times to kill the server under load.
+        #[arg(long)]
+        kills: Option<u64>,
+        /// Commits of 32 writers in four processes, beside a watch.
+        #[arg(long)]
+        commits: Option<u64>,
+        /// Random command sequences to compare with the reference model.
+        #[arg(long)]
+        cases: Option<u64>,
+        /// Concurrent histories.
+        #[arg(long)]
+        histories: Option<u64>,
+        /// The seed of the random numbers.
+        #[arg(long)]
+        seed: Option<u64>,
     },
     /// Simulates whole workflow engines under faults, for longer than `test` does.
     Sim {
@@ -106,6 +127,22 @@ fn work(task: Task) -> Result<()> {
                 (LIBRARY, "::model::", "LATCHWORK_CASES", cases),
             ];
             campaign(&parts, None)
+        }
+        Task::Postgres { faults, kills, commits, cases, histories, seed } => {
+            let parts = [
+                ("postgres::no_commit_is_lost_or_doubled_when_connections", "LATCHWORK_FAULTS", faults),
+                ("postgres::no_commit_is_lost_or_doubled_when_the_server", "LATCHWORK_KILLS", kills),
+                ("processes::a_watch", "LATCHWORK_COMMITS", commits),
+                ("model::postgres", "LATCHWORK_POSTGRES_CASES", cases),
+                // One of 200 histories is on PostgreSQL.
+                ("saw_of_postgres", "LATCHWORK_HISTORIES", histories.map(|histories| histories.saturating_mul(200))),
+            ];
+            let asked = |(filter, variable, count): (_, _, Option<u64>)| Some((STORE, filter, variable, count?));
+            let parts: Vec<_> = parts.into_iter().filter_map(asked).collect();
+            if parts.is_empty() {
+                bail!("say how much: --faults N, --kills N, --commits N, --cases N, --histories N or several of them");
+            }
+            campaign(&parts, seed)
         }
         Task::Sim { seeds, seed, grants } => sim(seeds, seed, grants),
         Task::Tidy { words } => {
@@ -202,16 +239,40 @@ fn install_unless(there: impl Fn() -> bool, what: &str, package: &str) -> Result
 fn bench(suite: &str, json: bool, quick: bool, only: Vec<String>) -> Result<()> {
     let package = match suite {
         "store" => "latchwork-store",
+        "postgres" => return bench_postgres(json, quick, &only),
         "admission" | "claims" | "entities" | "locks" | "messages" | "state" | "workflows" => "latchwork",
         "peers" if !only.is_empty() => bail!("the suite peers runs as a whole"),
         "peers" => return peers::bench(json, quick),
         other => {
-            let suites = "store, entities, state, workflows, messages, locks, claims, admission, peers";
+            let suites = "store, postgres, entities, state, workflows, messages, locks, claims, admission, peers";
             bail!("there is no suite {other}; there are: {suites}")
         }
     };
-    let mut command = cargo(&["bench", "--quiet", "--package", package, "--bench", suite, "--"]);
-    command.args(only);
+    bench_of(package, suite, json, quick, &only)
+}
+
+/// The figures of the suite `postgres` that need an engine. The others are the store's own.
+const OF_ENGINES: [&str; 4] = ["postgres.steps", "postgres.sql_step", "postgres.claim", "postgres.idle"];
+
+/// Runs the store's part and the engine's part, or the one that has the wanted figures.
+fn bench_postgres(json: bool, quick: bool, only: &[String]) -> Result<()> {
+    let of_engine = |name: &String| OF_ENGINES.iter().any(|figure| figure.starts_with(name.as_str()));
+    let of_store = |name: &String| !OF_ENGINES.iter().any(|figure| name.starts_with(figure));
+    if only.is_empty() || only.iter().any(of_store) {
+        bench_of("latchwork-store", "postgres", json, quick, only)?;
+    }
+    if only.is_empty() || only.iter().any(of_engine) {
+        bench_of("latchwork", "postgres", json, quick, only)?;
+    }
+    Ok(())
+}
+
+fn bench_of(package: &str, suite: &str, json: bool, quick: bool, only: &[String]) -> Result<()> {
+    let mut command = cargo(&["bench", "--quiet", "--package", package, "--bench", suite]);
+    if suite == "postgres" {
+        command.args(["--features", "postgres"]);
+    }
+    command.arg("--").args(only);
     if json {
         command.arg("--json");
     }

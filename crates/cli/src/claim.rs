@@ -12,14 +12,14 @@ mod retry;
 mod show;
 mod validate;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::Subcommand;
 use latchwork::claim::{self, Checked, StoredClaims};
-use latchwork::store::Store;
 
 use crate::output::Output;
+use crate::store::StoreArgument;
 
 #[derive(Subcommand)]
 pub(crate) enum Claim {
@@ -46,7 +46,7 @@ pub(crate) enum Claim {
     },
 }
 
-pub(crate) async fn run(command: Claim, directory: &Path, output: &mut Output<'_>) -> Result<()> {
+pub(crate) async fn run(command: Claim, store: &StoreArgument, output: &mut Output<'_>) -> Result<()> {
     match command {
         Claim::Validate(validate) => validate::run(&validate, output),
         Claim::Diagram(diagram) => diagram::run(&diagram, output),
@@ -54,17 +54,17 @@ pub(crate) async fn run(command: Claim, directory: &Path, output: &mut Output<'_
             let schema = claim::json_schema();
             output.one(&schema, |text| format!("{schema:#}").lines().for_each(|line| text.line(line)))
         }
-        Claim::Release(change) => release::run(change, directory, output).await,
-        Claim::Retry(change) => retry::run(change, directory, output).await,
-        Claim::Complete(change) => complete::run(change, directory, output).await,
-        Claim::Dead { command: dead::Dead::Retry(retry) } => dead::retry(retry, directory, output).await,
-        looks => look(looks, directory, output).await,
+        Claim::Release(change) => release::run(change, store, output).await,
+        Claim::Retry(change) => retry::run(change, store, output).await,
+        Claim::Complete(change) => complete::run(change, store, output).await,
+        Claim::Dead { command: dead::Dead::Retry(retry) } => dead::retry(retry, store, output).await,
+        looks => look(looks, store, output).await,
     }
 }
 
 /// The commands that change nothing.
-async fn look(command: Claim, directory: &Path, output: &mut Output<'_>) -> Result<()> {
-    let store = Store::open_read_only(directory).await?;
+async fn look(command: Claim, store: &StoreArgument, output: &mut Output<'_>) -> Result<()> {
+    let store = store.look().await?;
     let claims = StoredClaims::on(&store).await?;
     let now = store.env().now();
     let done = match command {

@@ -7,7 +7,6 @@ mod crash;
 mod display;
 mod invoices;
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +20,7 @@ use crate::dev::bank::{Bank, Demo, Verdict, transfer};
 use crate::dev::display::{Display, Frame};
 use crate::dev::invoices::{Counts, Invoices, Paid};
 use crate::output::{Exit, Format, Output, Problem};
+use crate::store::{StoreArgument, quoted};
 use crate::time;
 
 /// The page size of reads.
@@ -85,23 +85,24 @@ struct Tally {
     counts: Arc<Counts>,
 }
 
-pub(crate) async fn run(dev: Dev, directory: &Path, output: &mut Output<'_>) -> Result<()> {
+pub(crate) async fn run(dev: Dev, store: &StoreArgument, output: &mut Output<'_>) -> Result<()> {
     if let Some(every) = dev.crash_every {
-        return crash::run(&dev, every, directory, output.format()).await;
+        return crash::run(&dev, every, store, output.format()).await;
     }
     if dev.worker.is_some() {
         crash::end_with_parent();
     }
     let workflow = transfer();
     // The kills are intended, so they must not park an execution.
-    let engine = Engine::open(directory).register(&workflow).most_crashes(1_000_000).start().await?;
+    let opened = store.open().await?;
+    let engine = Engine::on(&opened).register(&workflow).most_crashes(1_000_000).start().await?;
     let mut display = Display::new(output.format() == Format::Table);
     let (demo, is_complete) = Demo::begin(&engine, &dev).await?;
     let mut tally = Tally { done_before: demo.transfers, ..Tally::default() };
     if is_complete {
-        display.say(&format!("The demonstration in {} is complete.", directory.display()))?;
+        display.say(&format!("The demonstration in {store} is complete."))?;
     } else {
-        tally = work(&engine, &demo, directory, dev.worker.is_some(), &mut display).await?;
+        tally = work(&engine, &demo, store, dev.worker.is_some(), &mut display).await?;
         demo.end(&engine).await?;
     }
     let mut verdict = Bank::new(&demo, engine.entities()).verdict().await?;
@@ -116,7 +117,7 @@ pub(crate) async fn run(dev: Dev, directory: &Path, output: &mut Output<'_>) -> 
     engine.store().close().await?;
     let ok = verdict.is_right() && paid.is_right() && failed == 0;
     let summary = Summary {
-        directory: directory.display().to_string(),
+        directory: store.to_string(),
         round: demo.round,
         transfers: demo.transfers,
         accounts: demo.accounts,
@@ -131,28 +132,30 @@ pub(crate) async fn run(dev: Dev, directory: &Path, output: &mut Output<'_>) -> 
         refused: tally.counts.refused(),
         ok,
     };
-    output.one(&summary, |text| summary.lines(is_complete).iter().for_each(|line| text.line(line)))?;
+    let again = is_complete.then(|| hint(store, "dev --fresh"));
+    output.one(&summary, |text| summary.lines(again.as_deref()).iter().for_each(|line| text.line(line)))?;
     let wrong = match summary.verdict.is_right() && summary.paid.is_right() {
         _ if ok => return Ok(()),
-        true => format!("transfers have failed: {}", hint(directory, "workflow list --status failed")),
+        true => format!("transfers have failed: {}", hint(store, "workflow list --status failed")),
         false => "the demonstration has failed: the counts above are wrong".into(),
     };
     Err(Problem::new(Exit::Failed, wrong).into())
 }
 
-/// A command of this program on the same directory, as a user types it. This program may not be on the PATH.
-fn hint(directory: &Path, arguments: &str) -> String {
+/// A command of this program on the same store, as a user types it. This program may not be on the PATH.
+fn hint(store: &StoreArgument, arguments: &str) -> String {
     let program = std::env::args_os().next().map_or("latch".into(), |program| program.display().to_string());
-    let quoted = |text: &str| match text.contains(|letter: char| letter.is_whitespace() || "'\"$&;()".contains(letter))
-    {
-        true => format!("'{}'", text.replace('\'', r"'\''")),
-        false => text.to_string(),
-    };
-    format!("{} {arguments} --store {}", quoted(&program), quoted(&directory.display().to_string()))
+    format!("{} {arguments} {}", quoted(program), store.typed())
 }
 
 /// Runs all transfers and payments, and draws the progress.
-async fn work(engine: &Engine, demo: &Demo, directory: &Path, is_worker: bool, display: &mut Display) -> Result<Tally> {
+async fn work(
+    engine: &Engine,
+    demo: &Demo,
+    store: &StoreArgument,
+    is_worker: bool,
+    display: &mut Display,
+) -> Result<Tally> {
     let bank = Bank::new(demo, engine.entities());
     bank.open().await?;
     let (mut tally, mut running, mut paying) = (Tally::default(), JoinSet::new(), JoinSet::new());
@@ -180,7 +183,7 @@ async fn work(engine: &Engine, demo: &Demo, directory: &Path, is_worker: bool, d
     for (place, number) in (0..).zip(unpaid) {
         paying.spawn(invoices.clone().race(number, place));
     }
-    display.begin(demo, &tally, (!is_worker).then_some(directory))?;
+    display.begin(demo, &tally, (!is_worker).then_some(store))?;
     let env = engine.store().env().clone();
     let mut tick = env.sleep(Duration::ZERO);
     while !running.is_empty() || !paying.is_empty() {
@@ -198,7 +201,7 @@ async fn work(engine: &Engine, demo: &Demo, directory: &Path, is_worker: bool, d
                 let frame = frame(engine, &bank, demo, &tally).await?;
                 display.frame(&frame)?;
                 if frame.parked > 0 && frame.running + frame.asleep == 0 {
-                    let list = hint(directory, "workflow list --status parked");
+                    let list = hint(store, "workflow list --status parked");
                     let stuck = format!("{} transfers are parked, and the others wait for them: {list}", frame.parked);
                     return Err(Problem::new(Exit::Failed, stuck).into());
                 }
@@ -257,7 +260,8 @@ async fn frame(engine: &Engine, bank: &Bank<'_>, demo: &Demo, tally: &Tally) -> 
 }
 
 impl Summary {
-    fn lines(&self, was_complete: bool) -> Vec<String> {
+    /// `again` is the command for a new demonstration, if this one was complete before.
+    fn lines(&self, again: Option<&str>) -> Vec<String> {
         let Verdict { sum, expected, lost, doubled, wrong_accounts } = &self.verdict;
         let mut lines = vec![format!("{} transfers between {} accounts are done.", self.transfers, self.accounts)];
         lines.push(match self.killed {
@@ -279,9 +283,8 @@ impl Summary {
             false => format!("All accounts together hold {sum}, but at the beginning they held {expected}."),
         });
         lines.extend(self.invoice_lines());
-        if was_complete {
-            let directory = Path::new(&self.directory);
-            lines.push(format!("To start a new one: {}, or another directory.", hint(directory, "dev --fresh")));
+        if let Some(again) = again {
+            lines.push(format!("To start a new one: {again}, or another directory."));
         }
         lines
     }

@@ -6,14 +6,12 @@ mod list;
 mod release;
 mod show;
 
-use std::path::Path;
-
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use latchwork::lock::{LockName, LockScope, StoredLocks};
-use latchwork::store::Store;
 
 use crate::output::Output;
+use crate::store::StoreArgument;
 
 #[derive(Subcommand)]
 pub(crate) enum Lock {
@@ -48,8 +46,8 @@ impl Scope {
     }
 }
 
-pub(crate) async fn run(command: Lock, directory: &Path, output: &mut Output<'_>) -> Result<()> {
-    let store = Store::open_read_only(directory).await?;
+pub(crate) async fn run(command: Lock, argument: &StoreArgument, output: &mut Output<'_>) -> Result<()> {
+    let store = argument.look().await?;
     let locks = StoredLocks::on(&store).await?;
     let now = store.env().now();
     let done = match command {
@@ -58,7 +56,7 @@ pub(crate) async fn run(command: Lock, directory: &Path, output: &mut Output<'_>
         Lock::Release(release) => {
             let asked = release::look(&release, &locks, now).await;
             store.close().await?;
-            return release::run(release, asked?, directory, output).await;
+            return release::run(release, asked?, argument, output).await;
         }
     };
     store.close().await?;

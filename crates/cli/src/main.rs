@@ -8,11 +8,11 @@ mod output;
 mod paging;
 mod review;
 mod schedule;
+mod store;
 mod time;
 mod workflow;
 
 use std::io::{BufWriter, Write};
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -20,14 +20,18 @@ use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
 use crate::output::{EXIT_CODES, Exit, Format, Output, Problem};
+use crate::store::StoreArgument;
 
 /// Durable work that happens once.
 #[derive(Parser)]
 #[command(name = "latch", version, after_help = EXIT_CODES)]
 struct Latch {
-    /// The data directory.
-    #[arg(long, global = true, default_value = "./latchwork-data", value_name = "DIRECTORY")]
-    store: PathBuf,
+    /// The data directory, or a PostgreSQL database: postgres://user@host/database. PGPASSWORD is the password.
+    #[arg(long, global = true, default_value = "./latchwork-data", value_name = "DIRECTORY|URL")]
+    store: std::ffi::OsString,
+    /// The schema of the database that holds the store; latchwork by default.
+    #[arg(long, global = true, value_name = "NAME")]
+    schema: Option<String>,
     /// The format of the answer. With JSON, errors are JSON, too.
     #[arg(short, long, global = true, value_enum, default_value = "table", value_name = "FORMAT")]
     output: Format,
@@ -94,7 +98,8 @@ async fn main() -> ExitCode {
 }
 
 async fn run(latch: Latch) -> Result<()> {
-    let Latch { store, output, command } = latch;
+    let Latch { store, schema, output, command } = latch;
+    let store = StoreArgument::new(store, schema).map_err(|wrong| Problem::new(Exit::Usage, wrong))?;
     let mut out = BufWriter::new(std::io::stdout());
     let done = match command {
         Command::Dev(dev) => dev::run(dev, &store, &mut Output::new(output, &mut out)).await,

@@ -343,6 +343,7 @@ impl Problem {
             StoreError::NotAStore { path, .. } => {
                 Problem::new(Exit::NotFound, message).with("directory", path.display().to_string())
             }
+            StoreError::NoSchema { schema } => Problem::new(Exit::NotFound, message).with("schema", schema.as_str()),
             error => Problem::new(Exit::of(error.kind()), message),
         }
     }

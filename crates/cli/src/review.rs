@@ -6,14 +6,12 @@ mod fields;
 mod list;
 mod show;
 
-use std::path::Path;
-
 use anyhow::Result;
 use clap::Subcommand;
-use latchwork::store::Store;
 use latchwork::workflow::Executions;
 
 use crate::output::Output;
+use crate::store::StoreArgument;
 
 #[derive(Subcommand)]
 pub(crate) enum Review {
@@ -25,12 +23,12 @@ pub(crate) enum Review {
     Decide(decide::Decide),
 }
 
-pub(crate) async fn run(command: Review, directory: &Path, output: &mut Output<'_>) -> Result<()> {
+pub(crate) async fn run(command: Review, store: &StoreArgument, output: &mut Output<'_>) -> Result<()> {
     let command = match command {
-        Review::Decide(decide) => return decide::run(decide, directory, output).await,
+        Review::Decide(decide) => return decide::run(decide, store, output).await,
         command => command,
     };
-    let store = Store::open_read_only(directory).await?;
+    let store = store.look().await?;
     let executions = Executions::on(&store).await?;
     let now = store.env().now();
     let done = match command {

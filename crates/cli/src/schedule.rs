@@ -7,14 +7,12 @@ mod fields;
 mod list;
 mod show;
 
-use std::path::Path;
-
 use anyhow::Result;
 use clap::Subcommand;
-use latchwork::store::Store;
 use latchwork::workflow::StoredSchedules;
 
 use crate::output::Output;
+use crate::store::StoreArgument;
 
 #[derive(Subcommand)]
 pub(crate) enum Schedule {
@@ -35,20 +33,20 @@ pub(crate) enum Schedule {
     Delete(change::Named),
 }
 
-pub(crate) async fn run(command: Schedule, directory: &Path, output: &mut Output<'_>) -> Result<()> {
+pub(crate) async fn run(command: Schedule, store: &StoreArgument, output: &mut Output<'_>) -> Result<()> {
     match command {
-        Schedule::Create(create) => create::run(create, directory, output).await,
-        Schedule::Pause(pause) => change::pause(pause, directory, output).await,
-        Schedule::Resume(named) => change::resume(named, directory, output).await,
-        Schedule::Trigger(named) => change::trigger(named, directory, output).await,
-        Schedule::Delete(named) => change::delete(named, directory, output).await,
-        looks => look(looks, directory, output).await,
+        Schedule::Create(create) => create::run(create, store, output).await,
+        Schedule::Pause(pause) => change::pause(pause, store, output).await,
+        Schedule::Resume(named) => change::resume(named, store, output).await,
+        Schedule::Trigger(named) => change::trigger(named, store, output).await,
+        Schedule::Delete(named) => change::delete(named, store, output).await,
+        looks => look(looks, store, output).await,
     }
 }
 
 /// The commands that change nothing.
-async fn look(command: Schedule, directory: &Path, output: &mut Output<'_>) -> Result<()> {
-    let store = Store::open_read_only(directory).await?;
+async fn look(command: Schedule, store: &StoreArgument, output: &mut Output<'_>) -> Result<()> {
+    let store = store.look().await?;
     let schedules = StoredSchedules::on(&store).await?;
     let now = store.env().now();
     let done = match command {

@@ -7,15 +7,13 @@ mod list;
 mod show;
 mod why;
 
-use std::path::Path;
-
 use anyhow::Result;
 use clap::Subcommand;
 use latchwork::lock::StoredLocks;
-use latchwork::store::Store;
 use latchwork::workflow::Executions;
 
 use crate::output::Output;
+use crate::store::StoreArgument;
 
 #[derive(Subcommand)]
 pub(crate) enum Workflow {
@@ -30,8 +28,8 @@ pub(crate) enum Workflow {
     History(history::History),
 }
 
-pub(crate) async fn run(command: Workflow, directory: &Path, output: &mut Output<'_>) -> Result<()> {
-    let store = Store::open_read_only(directory).await?;
+pub(crate) async fn run(command: Workflow, store: &StoreArgument, output: &mut Output<'_>) -> Result<()> {
+    let store = store.look().await?;
     let executions = Executions::on(&store).await?;
     let now = store.env().now();
     let done = match command {

@@ -47,6 +47,7 @@ pub struct Commit {
     /// Of checks that stand for a right: their places, and what an error says once the right is lost.
     pub(crate) rights: Vec<(usize, Arc<str>)>,
     pub(crate) decided: Option<Decided>,
+    pub(crate) is_urgent: bool,
 }
 
 /// Shows how a commit was decided before the commit is durable and answered. So a caller can send the next commit on
@@ -188,6 +189,13 @@ impl Commit {
     /// ```
     pub fn id(mut self, id: CommitId) -> Commit {
         self.id = Some(id);
+        self
+    }
+
+    /// Lets the commit pass commits that wait. Use it to renew a lease, which must not end because of a long queue. A
+    /// store in PostgreSQL has such a queue; other stores treat all commits alike.
+    pub fn urgent(mut self) -> Commit {
+        self.is_urgent = true;
         self
     }
 

@@ -107,12 +107,61 @@ pub enum StoreError {
     /// An error that was written down, or that another process has sent: its class, and what it said.
     #[error("{message}")]
     Told { kind: ErrorKind, message: Arc<str> },
+    /// A schema of a database that holds no store, opened to be read.
+    #[error(
+        "the database has no store in schema {schema:?}; name another schema, or open it for writing to create one"
+    )]
+    NoSchema { schema: String },
     /// A database server could not be reached, or refused a statement.
-    #[error("cannot {action} the database: {cause}")]
-    Server { action: &'static str, cause: Arc<str>, is_invalid: bool },
+    #[error("cannot {action} the database: {cause}{}", fault.advice())]
+    Server { action: &'static str, cause: Arc<str>, fault: ServerFault },
     /// The operating system returned an error.
     #[error("cannot {action} {}: {cause}", path.display())]
     Io { action: &'static str, path: PathBuf, cause: Arc<std::io::Error> },
+}
+
+/// Why a database server could not be reached, or refused a statement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ServerFault {
+    /// The server did not answer, or closed the connection.
+    Unreachable,
+    /// TLS could not be agreed on, or the certificate of the server is not trusted.
+    Tls,
+    /// The server has no free connection, memory or disk space.
+    NoResources,
+    /// The server takes no writes: it is a standby, or it was set to be read-only.
+    ReadOnly,
+    /// The role may not do this, or may not connect.
+    NoRights,
+    /// The encoding of the database cannot be converted to UTF-8.
+    Encoding,
+    /// The server ended the statement, for example because of its `statement_timeout`.
+    Cancelled,
+    /// The server does not take the data. The same request always fails.
+    Data,
+    /// Anything else; the message of the server explains it.
+    Other,
+}
+
+impl ServerFault {
+    /// What to do, as the end of a message.
+    fn advice(self) -> &'static str {
+        match self {
+            ServerFault::Unreachable | ServerFault::Data | ServerFault::Other => "",
+            ServerFault::Tls => "; check sslmode, sslrootcert and the certificate of the server",
+            ServerFault::NoResources => "; free resources of the server, or use fewer connections",
+            ServerFault::ReadOnly => "; connect to a server that takes writes",
+            ServerFault::NoRights => "; check the user, its password and its rights on the schema",
+            ServerFault::Encoding => "; use a database whose encoding is UTF8",
+            ServerFault::Cancelled => "; if it was statement_timeout or lock_timeout, raise it for this role",
+        }
+    }
+
+    /// True if the same request always fails.
+    fn is_invalid(self) -> bool {
+        matches!(self, ServerFault::Data | ServerFault::Encoding)
+    }
 }
 
 /// What a failure means to a caller. The layers above derive status codes, exit codes and retries from this alone.
@@ -212,13 +261,11 @@ impl StoreError {
             | NewerFormat { .. }
             | NotAStore { .. }
             | NotEmpty { .. }
-            | ForeignSnapshot
-            | Server { is_invalid: true, .. } => ErrorKind::Invalid,
-            UnknownSpace { .. } | HistoryDropped { .. } | TimeDropped { .. } => ErrorKind::NotFound,
+            | ForeignSnapshot => ErrorKind::Invalid,
+            Server { fault, .. } if fault.is_invalid() => ErrorKind::Invalid,
+            UnknownSpace { .. } | HistoryDropped { .. } | TimeDropped { .. } | NoSchema { .. } => ErrorKind::NotFound,
             Locked { .. } | ViewsOpen { .. } => ErrorKind::Conflict,
-            Closed | Stopped { .. } | Uncertain { .. } | Io { .. } | Server { is_invalid: false, .. } => {
-                ErrorKind::Unavailable
-            }
+            Closed | Stopped { .. } | Uncertain { .. } | Io { .. } | Server { .. } => ErrorKind::Unavailable,
             Corrupt { .. } => ErrorKind::Corrupt,
             Told { kind, .. } => *kind,
         }

@@ -58,7 +58,7 @@ pub use commit::{
     Version, Write,
 };
 pub use env::{Clock, Env, Random, Sleep, Timestamp, VirtualClock};
-pub use error::{ErrorKind, Result, StoreError};
+pub use error::{ErrorKind, Result, ServerFault, StoreError};
 pub use file::FileOptions;
 #[cfg(feature = "testing")]
 pub use file::Sabotage;
@@ -66,6 +66,8 @@ pub use key::{Generation, Key, Range, Rev, SpaceId};
 pub use limits::Limits;
 #[cfg(feature = "postgres")]
 pub use postgres::PostgresOptions;
+#[cfg(all(feature = "postgres", feature = "testing"))]
+pub use postgres::PostgresSabotage;
 pub use space::{History, Space, SpaceSpec};
 pub use view::{Item, View};
 pub use watch::Watch;

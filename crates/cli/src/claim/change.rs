@@ -2,17 +2,16 @@
 //! change through an engine that runs nothing.
 
 use std::io::{BufRead, IsTerminal, Write};
-use std::path::Path;
 
 use anyhow::Result;
 use clap::Args;
 use latchwork::claim::{ClaimError, ClaimOperator, StoredClaims};
-use latchwork::store::{Store, Timestamp};
-use latchwork::workflow::Engine;
+use latchwork::store::Timestamp;
 use serde::Serialize;
 
 use crate::claim::fields::ClaimFields;
 use crate::output::{Exit, Output, Problem, plain};
+use crate::store::StoreArgument;
 
 #[derive(Args)]
 pub(crate) struct Change {
@@ -43,8 +42,8 @@ struct Changed {
 
 impl Change {
     /// Returns the claim as it is now. Asks for confirmation at a terminal, unless `--yes` is given.
-    pub(crate) async fn look(&self, directory: &Path, verb: &str) -> Result<(ClaimFields, Timestamp)> {
-        let store = Store::open_read_only(directory).await?;
+    pub(crate) async fn look(&self, store: &StoreArgument, verb: &str) -> Result<(ClaimFields, Timestamp)> {
+        let store = store.look().await?;
         let now = store.env().now();
         let found = match StoredClaims::on(&store).await {
             Ok(claims) => claims.get(self.entity.as_str()).await,
@@ -87,11 +86,10 @@ impl Change {
 /// Makes a change through an engine that runs nothing, and closes the data directory. It does not create a directory
 /// that does not exist.
 pub(crate) async fn operate<T>(
-    directory: &Path,
+    store: &StoreArgument,
     does: impl AsyncFnOnce(&ClaimOperator) -> latchwork::claim::Result<T>,
 ) -> Result<T> {
-    Store::open_read_only(directory).await?.close().await?;
-    let engine = Engine::open(directory).idle().start().await?;
+    let engine = store.operate().await?;
     let done = match ClaimOperator::on(&engine).await {
         Ok(operator) => does(&operator).await,
         Err(error) => Err(error),

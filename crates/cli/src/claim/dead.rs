@@ -1,7 +1,5 @@
 //! `latch claim dead`: lists after-effects that could not be delivered, and delivers them again.
 
-use std::path::Path;
-
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use latchwork::claim::StoredClaims;
@@ -12,6 +10,7 @@ use crate::claim::change::operate;
 use crate::claim::fields::DeadFields;
 use crate::output::{Output, Table, shortened};
 use crate::paging::Paging;
+use crate::store::StoreArgument;
 
 #[derive(Subcommand)]
 pub(crate) enum Dead {
@@ -59,9 +58,9 @@ fn table(found: &[DeadFields], now: Timestamp) -> Table {
     table
 }
 
-pub(crate) async fn retry(retry: Retry, directory: &Path, output: &mut Output<'_>) -> Result<()> {
+pub(crate) async fn retry(retry: Retry, store: &StoreArgument, output: &mut Output<'_>) -> Result<()> {
     let key = retry.key.as_str();
-    operate(directory, async |operator| operator.redeliver(key).await).await?;
+    operate(store, async |operator| operator.redeliver(key).await).await?;
     output.one(&json!({"key": key}), |text| {
         text.line(format!("After-effect {key} is delivered again by the next program that has its handler."));
     })

@@ -1,16 +1,15 @@
 //! `latch claim release`: ends a claim; the entity goes back to the status that it came from.
 
-use std::path::Path;
-
 use anyhow::Result;
 
 use crate::claim::change::{Change, operate};
 use crate::output::Output;
+use crate::store::StoreArgument;
 
-pub(crate) async fn run(change: Change, directory: &Path, output: &mut Output<'_>) -> Result<()> {
-    let (claim, now) = change.look(directory, "Release").await?;
+pub(crate) async fn run(change: Change, store: &StoreArgument, output: &mut Output<'_>) -> Result<()> {
+    let (claim, now) = change.look(store, "Release").await?;
     let (entity, actor, reason) = (change.entity.as_str(), change.actor.as_str(), change.reason.as_str());
-    operate(directory, async |operator| operator.release(entity, actor, reason).await).await?;
+    operate(store, async |operator| operator.release(entity, actor, reason).await).await?;
     let status = claim.revert_to.clone();
     let mut first = format!("{} was released.", claim.words(now));
     first[..1].make_ascii_uppercase();

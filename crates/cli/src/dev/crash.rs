@@ -1,7 +1,6 @@
 //! Kills the demonstration and starts it again until it ends by itself. This process does not open the directory.
 
 use std::io::Read;
-use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -11,6 +10,7 @@ use latchwork::store::Env;
 
 use crate::dev::Dev;
 use crate::output::{Exit, Format, Problem};
+use crate::store::StoreArgument;
 
 /// The demonstration must make progress between two kills.
 const SHORTEST: Duration = Duration::from_millis(100);
@@ -18,14 +18,14 @@ const SHORTEST: Duration = Duration::from_millis(100);
 /// How often to check whether the demonstration has ended.
 const LOOK: Duration = Duration::from_millis(10);
 
-pub(crate) async fn run(dev: &Dev, every: Duration, directory: &Path, format: Format) -> Result<()> {
+pub(crate) async fn run(dev: &Dev, every: Duration, store: &StoreArgument, format: Format) -> Result<()> {
     if every < SHORTEST {
         return Err(Problem::new(Exit::Usage, "--crash-every: must be at least 100ms").into());
     }
     let env = Env::system();
     let worker = env.uuid().to_string();
     for kills in 0_u32.. {
-        let mut child = start(dev, &worker, directory, format)?;
+        let mut child = start(dev, &worker, store, format)?;
         // A random life of 50% to 150% of the time. It grows after many kills, so that the demonstration ends.
         let life = every.mul_f64(0.5 + (env.random() % 1000) as f64 / 1000.0).mul_f64(1.0 + f64::from(kills / 200));
         if let Some(status) = ended_within(&mut child, life, &env).await? {
@@ -44,11 +44,11 @@ pub(crate) async fn run(dev: &Dev, every: Duration, directory: &Path, format: Fo
     Ok(())
 }
 
-fn start(dev: &Dev, worker: &str, directory: &Path, format: Format) -> Result<Child> {
+fn start(dev: &Dev, worker: &str, store: &StoreArgument, format: Format) -> Result<Child> {
     let program = std::env::current_exe().context("cannot find this program")?;
     let format = format.to_possible_value().map(|value| value.get_name().to_string()).unwrap_or_default();
     let mut command = Command::new(program);
-    command.args(["dev", "--worker", worker, "--output", &format]).arg("--store").arg(directory);
+    command.args(["dev", "--worker", worker, "--output", &format]).args(store.arguments());
     command.args(["--transfers", &dev.transfers.to_string(), "--accounts", &dev.accounts.to_string()]);
     if let Some(invoices) = dev.invoices {
         command.args(["--invoices", &invoices.to_string()]);

@@ -1,7 +1,6 @@
 //! The progress of the demonstration: redrawn in place on a terminal, and otherwise one line a second.
 
 use std::io::{IsTerminal, Write};
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -10,6 +9,7 @@ use crate::dev::bank::{Demo, VENDOR};
 use crate::dev::invoices::CLIENTS;
 use crate::dev::{Tally, hint};
 use crate::output::plain;
+use crate::store::StoreArgument;
 
 /// The state of the demonstration at one moment.
 #[derive(Debug, Clone, Default)]
@@ -86,9 +86,9 @@ impl Display {
         self.write(&format!("{}\n", plain(line)))
     }
 
-    /// Prints the introduction, in lines of at most 80 columns. With a directory, it also says how to kill this process
-    /// and how to look at the data in the directory.
-    pub(crate) fn begin(&mut self, demo: &Demo, tally: &Tally, directory: Option<&Path>) -> Result<()> {
+    /// Prints the introduction, in lines of at most 80 columns. With a store, it also says how to kill this process and
+    /// how to look at its data.
+    pub(crate) fn begin(&mut self, demo: &Demo, tally: &Tally, store: Option<&StoreArgument>) -> Result<()> {
         if demo.starts == 1 {
             let Demo { transfers, accounts, .. } = demo;
             self.say(&format!("{transfers} transfers between {accounts} accounts, each under the locks of both;"))?;
@@ -106,12 +106,12 @@ impl Display {
                 self.say(&format!("{} of {} invoices were paid before.", tally.paid_before, demo.invoices))?;
             }
         }
-        let Some(directory) = directory else { return Ok(()) };
+        let Some(store) = store else { return Ok(()) };
         let pid = std::process::id();
         self.say(&format!("Kill it at any time (kill -9 {pid}), and start it again:"))?;
         self.say("it continues where it was. While it is dead, look at its data:")?;
         for look in ["lock list --held", "claim list", "workflow list"] {
-            self.say(&format!("  {}", hint(directory, look)))?;
+            self.say(&format!("  {}", hint(store, look)))?;
         }
         self.say("")
     }

@@ -2,18 +2,17 @@
 //! in the store, and its execution continues when an engine starts that has the workflow.
 
 use std::io::{BufRead, IsTerminal, Write};
-use std::path::Path;
 
 use anyhow::Result;
 use clap::Args;
 use latchwork::lock::{LockError, LockState, StoredLocks};
 use latchwork::store::Timestamp;
-use latchwork::workflow::Engine;
 use serde::Serialize;
 
 use crate::lock::Scope;
 use crate::lock::fields::{NameFields, RequestFields};
 use crate::output::{Exit, Output, Problem, plain};
+use crate::store::StoreArgument;
 
 #[derive(Args)]
 pub(crate) struct Release {
@@ -80,11 +79,11 @@ fn request(state: &LockState, token: u64) -> Option<RequestFields> {
 pub(crate) async fn run(
     release: Release,
     released: RequestFields,
-    directory: &Path,
+    store: &StoreArgument,
     output: &mut Output<'_>,
 ) -> Result<()> {
     let name = release.scope.name(&release.name);
-    let engine = Engine::open(directory).idle().start().await?;
+    let engine = store.operate().await?;
     let locks = engine.locks();
     let before = locks.inspect(&name).await?;
     locks.force_release(&name, release.token, &release.reason).await?;

@@ -1,16 +1,14 @@
 //! `latch review decide`: decides a review, through an engine that runs nothing. The waiting execution becomes running
 //! in the store, and continues when an engine starts that has the workflow.
 
-use std::path::Path;
-
 use anyhow::Result;
 use clap::Args;
-use latchwork::store::Store;
-use latchwork::workflow::{Engine, Executions};
+use latchwork::workflow::Executions;
 
 use crate::output::Output;
 use crate::review::fields::ReviewFields;
 use crate::review::show::tell;
+use crate::store::StoreArgument;
 
 #[derive(Args)]
 pub(crate) struct Decide {
@@ -26,13 +24,13 @@ pub(crate) struct Decide {
     reason: String,
 }
 
-pub(crate) async fn run(decide: Decide, directory: &Path, output: &mut Output<'_>) -> Result<()> {
+pub(crate) async fn run(decide: Decide, store: &StoreArgument, output: &mut Output<'_>) -> Result<()> {
     // A missing review is found without a write.
-    let store = Store::open_read_only(directory).await?;
-    let found = Executions::on(&store).await?.review(&decide.id).await;
-    store.close().await?;
+    let looked = store.look().await?;
+    let found = Executions::on(&looked).await?.review(&decide.id).await;
+    looked.close().await?;
     found?;
-    let engine = Engine::open(directory).idle().start().await?;
+    let engine = store.operate().await?;
     let review = engine.review(&decide.id);
     let decided = match review.decide(&decide.option, &decide.by, &decide.reason).await {
         Ok(_) => review.describe().await,

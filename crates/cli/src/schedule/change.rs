@@ -1,14 +1,13 @@
 //! `latch schedule pause`, `resume`, `trigger` and `delete`, through an engine that runs nothing.
 
-use std::path::Path;
-
 use anyhow::Result;
 use clap::Args;
-use latchwork::store::{Store, Timestamp};
-use latchwork::workflow::{Engine, Schedules};
+use latchwork::store::Timestamp;
+use latchwork::workflow::Schedules;
 use serde_json::json;
 
 use crate::output::Output;
+use crate::store::StoreArgument;
 
 #[derive(Args)]
 pub(crate) struct Named {
@@ -25,15 +24,15 @@ pub(crate) struct Pause {
     reason: String,
 }
 
-pub(crate) async fn pause(pause: Pause, directory: &Path, output: &mut Output<'_>) -> Result<()> {
+pub(crate) async fn pause(pause: Pause, store: &StoreArgument, output: &mut Output<'_>) -> Result<()> {
     let Pause { name, reason } = &pause;
-    operate(directory, async |schedules, _| schedules.pause(name, reason).await).await?;
+    operate(store, async |schedules, _| schedules.pause(name, reason).await).await?;
     output.one(&json!({"name": name, "paused": reason}), |text| text.line(format!("Schedule {name:?} is paused.")))
 }
 
-pub(crate) async fn resume(named: Named, directory: &Path, output: &mut Output<'_>) -> Result<()> {
+pub(crate) async fn resume(named: Named, store: &StoreArgument, output: &mut Output<'_>) -> Result<()> {
     let name = &named.name;
-    let next = operate(directory, async |schedules, _| {
+    let next = operate(store, async |schedules, _| {
         schedules.resume(name).await?;
         schedules.next(name, 1).await
     });
@@ -44,28 +43,27 @@ pub(crate) async fn resume(named: Named, directory: &Path, output: &mut Output<'
     })
 }
 
-pub(crate) async fn trigger(named: Named, directory: &Path, output: &mut Output<'_>) -> Result<()> {
+pub(crate) async fn trigger(named: Named, store: &StoreArgument, output: &mut Output<'_>) -> Result<()> {
     let name = &named.name;
-    let id = operate(directory, async |schedules, _| schedules.trigger(name).await).await?;
+    let id = operate(store, async |schedules, _| schedules.trigger(name).await).await?;
     output.one(&json!({"name": name, "id": id}), |text| {
         text.line(format!("Schedule {name:?} fires when an engine starts; the execution is {:?}.", &*id));
     })
 }
 
-pub(crate) async fn delete(named: Named, directory: &Path, output: &mut Output<'_>) -> Result<()> {
+pub(crate) async fn delete(named: Named, store: &StoreArgument, output: &mut Output<'_>) -> Result<()> {
     let name = &named.name;
-    operate(directory, async |schedules, _| schedules.delete(name).await).await?;
+    operate(store, async |schedules, _| schedules.delete(name).await).await?;
     output.one(&json!({"name": name}), |text| text.line(format!("Schedule {name:?} is deleted.")))
 }
 
 /// Makes a change through an engine that runs nothing, and closes the data directory. It does not create a directory
 /// that does not exist.
 pub(crate) async fn operate<T>(
-    directory: &Path,
+    store: &StoreArgument,
     does: impl AsyncFnOnce(&Schedules, Timestamp) -> latchwork::workflow::Result<T>,
 ) -> Result<T> {
-    Store::open_read_only(directory).await?.close().await?;
-    let engine = Engine::open(directory).idle().start().await?;
+    let engine = store.operate().await?;
     let done = does(&engine.schedules(), engine.store().env().now()).await;
     engine.stop();
     engine.store().close().await?;

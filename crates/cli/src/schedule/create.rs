@@ -1,6 +1,5 @@
 //! `latch schedule create`: creates a schedule, or changes one.
 
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -12,6 +11,7 @@ use latchwork::workflow::{Overlap, Schedule};
 use crate::output::{Exit, Output, Problem};
 use crate::schedule::change::operate;
 use crate::schedule::fields::ScheduleFields;
+use crate::store::StoreArgument;
 use crate::time::{absolute, duration};
 
 #[derive(Args)]
@@ -88,9 +88,9 @@ impl Create {
     }
 }
 
-pub(crate) async fn run(create: Create, directory: &Path, output: &mut Output<'_>) -> Result<()> {
+pub(crate) async fn run(create: Create, store: &StoreArgument, output: &mut Output<'_>) -> Result<()> {
     let schedule = create.schedule()?;
-    let (put, now) = operate(directory, async |schedules, now| Ok((schedules.put(schedule).await?, now))).await?;
+    let (put, now) = operate(store, async |schedules, now| Ok((schedules.put(schedule).await?, now))).await?;
     let put = ScheduleFields::of(put);
     output.one(&put, |text| {
         let ScheduleFields { name, workflow, .. } = &put;

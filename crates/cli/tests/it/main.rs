@@ -4,10 +4,14 @@
 #![allow(clippy::unwrap_used)]
 
 mod claim;
+mod database;
 mod dev;
 mod lock;
 mod review;
 mod schedule;
+#[path = "../../../store/tests/it/server.rs"]
+#[allow(dead_code)]
+mod server;
 mod workflow;
 
 use std::path::Path;

@@ -153,7 +153,8 @@ impl LocalSession {
         };
         let record = Lease { renewed_us: env.now().0, ..record };
         let part = node.for_any(self.id.as_bytes()).check(PRESENT, Check::Present(key.clone()));
-        match self.sessions.commit(part.put(&key, record.encode())).await? {
+        // A lease must not end because other commits wait.
+        match self.sessions.commit(Commit::new().urgent(), part.put(&key, record.encode())).await? {
             Ok(receipt) => {
                 *self.renewed.lock() = began;
                 watched.lock().renew(self.id, first_rev(&receipt), env.monotonic());
@@ -232,7 +233,7 @@ impl Sessions {
         let (lease_us, opening) = (lease.as_micros() as u64, self.node.store.opening());
         let record = Lease { label, lease_us, since_us: now, renewed_us: now, opening };
         let part = self.node.for_any(id.as_bytes()).put(&self.key(id), record.encode());
-        let receipt = self.commit(part).await?.map_err(|_| NodeError::Stopped)?;
+        let receipt = self.commit(Commit::new(), part).await?.map_err(|_| NodeError::Stopped)?;
         let (is_lost, renewed) = (watch::Sender::new(false), Mutex::new(began));
         self.begun.lock().insert(id);
         let session = Arc::new(LocalSession { sessions: self.clone(), id, lease, is_lost, renewed });
@@ -300,8 +301,8 @@ impl Sessions {
     }
 
     /// Sends a commit about a session. Returns the tag of the failed check if the commit is refused.
-    async fn commit(&self, part: Part) -> Result<Result<Receipt, Tag>> {
-        let (commit, placed, rest) = part.place_whole(Commit::new());
+    async fn commit(&self, commit: Commit, part: Part) -> Result<Result<Receipt, Tag>> {
+        let (commit, placed, rest) = part.place_whole(commit);
         match self.node.store.commit(commit).await? {
             Outcome::Applied(receipt) => Ok(Ok(receipt)),
             Outcome::Refused(refusal) => {
@@ -352,7 +353,7 @@ impl Sessions {
         if let Some(rev) = rev {
             part = part.at_rev(PRESENT, &key, rev);
         }
-        match self.commit(part).await? {
+        match self.commit(Commit::new(), part).await? {
             Ok(_) => {}
             Err(SHARD) => return Err(NodeError::Stopped),
             // The session was renewed.

@@ -3,12 +3,50 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use futures_util::future::try_join_all;
+use tokio_postgres::config::SslMode;
 use tokio_postgres::error::{Severity, SqlState};
+use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{Client, Config, NoTls, Row, Statement};
+use tokio_postgres::{Client, Config, Connection, Row, Socket, Statement};
+use tokio_postgres_rustls::MakeRustlsConnect;
 
-use crate::StoreError;
 use crate::postgres::schema::Sql;
+use crate::{ServerFault, StoreError};
+
+/// Where the server is, and how it is reached.
+#[derive(Clone)]
+pub(super) struct Address {
+    pub(super) config: Config,
+    pub(super) tls: MakeRustlsConnect,
+}
+
+/// The side of a connection that a task has to serve.
+pub(super) type Wire = Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>;
+
+impl Address {
+    /// Opens a connection.
+    pub(super) async fn connect(&self) -> Result<(Client, Wire), StoreError> {
+        let mut connected = self.config.connect(self.tls.clone()).await;
+        // TLS is preferred, not required.
+        if self.config.get_ssl_mode() == SslMode::Prefer && connected.as_ref().err().is_some_and(may_do_without_tls) {
+            let mut plain = self.config.clone();
+            plain.ssl_mode(SslMode::Disable);
+            connected = plain.connect(self.tls.clone()).await;
+        }
+        connected.map_err(|error| failed("connect to", &error))
+    }
+}
+
+/// Whether a connection without TLS may succeed where one with TLS did not.
+fn may_do_without_tls(error: &tokio_postgres::Error) -> bool {
+    is_of_tls(error) || error.code() == Some(&SqlState::INVALID_AUTHORIZATION_SPECIFICATION)
+}
+
+fn is_of_tls(error: &tokio_postgres::Error) -> bool {
+    // The library has no other sign of it.
+    error.as_db_error().is_none() && error.to_string().starts_with("error performing TLS handshake")
+}
 
 /// A connection. Statements that are polled together are sent together, in the order in which they are first polled.
 pub(super) struct Link {
@@ -22,17 +60,16 @@ pub(super) type Param<'a> = &'a (dyn ToSql + Sync);
 
 impl Link {
     /// Opens a connection, which a task of the present runtime serves, and prepares statements on it.
-    pub(super) async fn open(config: &Config, statements: &[&Sql]) -> Result<Link, StoreError> {
-        let (client, connection) = config.connect(NoTls).await.map_err(|error| failed("connect to", &error))?;
+    pub(super) async fn open(address: &Address, statements: &[&Sql]) -> Result<Link, StoreError> {
+        let (client, connection) = address.connect().await?;
         tokio::spawn(async move {
             // The client gets the errors of its connection.
             let _ = connection.await;
         });
-        let mut prepared = HashMap::with_capacity(statements.len());
-        for sql in statements {
-            let statement = client.prepare_typed(&sql.text, sql.types).await;
-            prepared.insert(address(sql), statement.map_err(|error| failed("prepare a statement on", &error))?);
-        }
+        // All in one round trip.
+        let prepared = try_join_all(statements.iter().map(|sql| client.prepare_typed(&sql.text, sql.types))).await;
+        let prepared = prepared.map_err(|error| failed("prepare a statement on", &error))?;
+        let prepared = statements.iter().map(|sql| place(sql)).zip(prepared).collect();
         Ok(Link { client, prepared })
     }
 
@@ -42,7 +79,7 @@ impl Link {
 
     /// Runs a statement. It is sent in the first poll.
     pub(super) async fn query(&self, sql: &Sql, params: &[Param<'_>]) -> Result<Vec<Row>, tokio_postgres::Error> {
-        match self.prepared.get(&address(sql)) {
+        match self.prepared.get(&place(sql)) {
             Some(statement) => self.client.query(statement, params).await,
             None => {
                 let typed: Vec<(Param<'_>, Type)> = params.iter().copied().zip(sql.types.iter().cloned()).collect();
@@ -69,13 +106,44 @@ pub(super) fn failed(action: &'static str, error: &tokio_postgres::Error) -> Sto
             format!("{error}{reason}").into()
         }
     };
-    StoreError::Server { action, cause, is_invalid: is_invalid(error) }
+    StoreError::Server { action, cause, fault: fault(error) }
 }
 
-/// Whether the request itself was wrong: data that the database does not take. Everything else is a condition of the
-/// server, which may pass.
-fn is_invalid(error: &tokio_postgres::Error) -> bool {
-    error.code().is_some_and(|code| matches!(&code.code()[..2], "22" | "23"))
+/// What kind of failure it is.
+fn fault(error: &tokio_postgres::Error) -> ServerFault {
+    let Some(code) = error.code() else {
+        return match is_of_tls(error) {
+            true => ServerFault::Tls,
+            false if has_said(error, "does not allow writes") => ServerFault::ReadOnly,
+            false => ServerFault::Unreachable,
+        };
+    };
+    match code.code() {
+        "25006" => ServerFault::ReadOnly,
+        "42501" => ServerFault::NoRights,
+        "57014" | "55P03" => ServerFault::Cancelled,
+        "22021" | "22P05" => ServerFault::Encoding,
+        // A connection is refused because its encoding cannot be converted.
+        "0A000" if has_said(error, "conversion between") => ServerFault::Encoding,
+        "22023" if has_said(error, "client_encoding") => ServerFault::Encoding,
+        code => match &code[..2] {
+            "08" | "57" => ServerFault::Unreachable,
+            "28" => ServerFault::NoRights,
+            "53" => ServerFault::NoResources,
+            "22" | "23" => ServerFault::Data,
+            _ => ServerFault::Other,
+        },
+    }
+}
+
+fn has_said(error: &tokio_postgres::Error, words: &str) -> bool {
+    let answer = error.as_db_error().is_some_and(|answer| answer.message().contains(words));
+    answer || std::error::Error::source(error).is_some_and(|source| source.to_string().contains(words))
+}
+
+/// Whether a table, or the schema that it is in, does not exist.
+pub(super) fn is_missing(error: &tokio_postgres::Error) -> bool {
+    error.code().is_some_and(|code| [SqlState::UNDEFINED_TABLE, SqlState::INVALID_SCHEMA_NAME].contains(code))
 }
 
 /// Whether the same statement may succeed soon: the server could not be reached, is starting or stopping, has no free
@@ -96,6 +164,6 @@ pub(super) fn is_refusal(error: &tokio_postgres::Error) -> bool {
     severity == Some(Severity::Error) && !is_lost
 }
 
-fn address(sql: &Sql) -> usize {
+fn place(sql: &Sql) -> usize {
     std::ptr::from_ref(sql).addr()
 }

@@ -67,6 +67,8 @@ impl Shared {
             Order::Ascending => &self.sql.scan_up,
             Order::Descending => &self.sql.scan_down,
         };
+        // An empty range is not read, but it is no answer about a generation that is gone.
+        self.check(range.space(), at)?;
         let mut found: Vec<(Key, Version)> = Vec::new();
         // Values may be large: a caller that asks for few bytes is not read a thousand of them.
         let (mut size, mut bytes) = (if scan.bytes == usize::MAX { PAGE } else { FIRST_PAGE }, 0_usize);

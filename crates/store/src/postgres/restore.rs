@@ -17,7 +17,10 @@ use crate::{Generation, Key, Result, SpaceId, StoreError, Timestamp, Version};
 const PAGE: i64 = 1000;
 const PAGE_BYTES: usize = 8 << 20;
 
-type RestoredRecords = Peekable<Box<dyn Iterator<Item = Result<(Key, Version)>> + Send>>;
+/// What is notified to have the other processes write how many views they have open.
+pub(super) const ASK: &str = "views";
+
+type Records = Peekable<Box<dyn Iterator<Item = Result<(Key, Version)>> + Send>>;
 
 /// What is to be written of a page.
 #[derive(Default)]
@@ -30,6 +33,7 @@ struct Page {
 impl Shared {
     pub(super) async fn replace(&self, contents: Contents) -> Result<Generation> {
         let link = self.open().await?;
+        self.ask_others(&link).await?;
         let replaced = self.replace_on(&link, contents).await;
         match &replaced {
             Ok(generation) => self.saw(*generation),
@@ -49,7 +53,7 @@ impl Shared {
         let generation = latest.max(contents.generation).next();
         let time = self.env.now().max(time).max(contents.time);
         let is_foreign = contents.identity != self.identity && latest > Generation(0);
-        let mut records: RestoredRecords = contents.records.peekable();
+        let mut records: Records = contents.records.peekable();
         let (mut from, mut spaces) = (Vec::new(), BTreeSet::from([SPACES]));
         for table in ["past", "touched"] {
             link.run(&format!("DELETE FROM {}.{table}", self.sql.schema)).await.map_err(error)?;
@@ -95,7 +99,25 @@ impl Shared {
         Ok(generation)
     }
 
-    /// Refuses while views are open, here or, by what they last said, in other processes.
+    /// Waits until every other process has written how many views it has open. Those that do not listen write it with
+    /// their next renewal; those that are gone are waited for until their lease is over.
+    async fn ask_others(&self, link: &Link) -> Result<()> {
+        let error = |error: tokio_postgres::Error| failed("write to", &error);
+        let rows = link.query(&self.sql.time, &[]).await.map_err(error)?;
+        let asked: f64 = rows.first().map_or(0.0, |row| row.get(0));
+        link.query(&self.sql.notify, &[&self.sql.channel, &ASK]).await.map_err(error)?;
+        loop {
+            let silent = link.query(&self.sql.silent, &[&self.process, &asked]).await.map_err(error)?;
+            if silent.is_empty() {
+                return Ok(());
+            }
+            // The clock of this process may be a virtual one.
+            link.query(&self.sql.pause, &[]).await.map_err(error)?;
+        }
+    }
+
+    /// Refuses while views are open, here or in other processes. A view that another process opens after it was asked
+    /// does not count: its reads fail, because the history that it needs is dropped.
     async fn check_unpinned(&self, link: &Link) -> Result<()> {
         let elsewhere = link.query(&self.sql.views_elsewhere, &[&self.process]).await;
         let elsewhere = elsewhere.map_err(|error| failed("read from", &error))?;
@@ -111,7 +133,7 @@ impl Shared {
     fn merge(
         &self,
         current: &mut Peekable<std::vec::IntoIter<(Key, Version)>>,
-        records: &mut RestoredRecords,
+        records: &mut Records,
         end: Option<&Key>,
         at: (Generation, Timestamp),
         spaces: &mut BTreeSet<SpaceId>,

@@ -20,6 +20,9 @@ use crate::{Generation, History, Key, Range, Result, SpaceId, StoreError, Timest
 /// How many commits a slice of clean-up looks at.
 const SLICE: i64 = 500;
 
+/// The pause after a failure.
+const AGAIN: Duration = Duration::from_secs(1);
+
 /// What this process pins, and what it knows of floors.
 #[derive(Default)]
 pub(super) struct Pins {
@@ -30,19 +33,19 @@ pub(super) struct Pins {
 }
 
 /// A pin of this process. The row of the process is brought up to date in the background.
-struct LeasedPin {
+struct LocalPin {
     pins: Arc<Mutex<Pins>>,
     at: Generation,
 }
 
-impl LeasedPin {
-    fn new(pins: &Arc<Mutex<Pins>>, at: Generation) -> LeasedPin {
+impl LocalPin {
+    fn new(pins: &Arc<Mutex<Pins>>, at: Generation) -> LocalPin {
         *pins.lock().local.entry(at).or_default() += 1;
-        LeasedPin { pins: pins.clone(), at }
+        LocalPin { pins: pins.clone(), at }
     }
 }
 
-impl Drop for LeasedPin {
+impl Drop for LocalPin {
     fn drop(&mut self) {
         let mut pins = self.pins.lock();
         if let Some(count) = pins.local.get_mut(&self.at) {
@@ -59,9 +62,9 @@ impl Shared {
     async fn pin_present(&self) -> Result<Pin> {
         loop {
             // Until the answer is there, nothing from what is known on is given up.
-            let bound = LeasedPin::new(&self.pins, self.seen());
+            let bound = LocalPin::new(&self.pins, self.seen());
             let (latest, declared) = self.head().await?;
-            let pin = LeasedPin::new(&self.pins, latest);
+            let pin = LocalPin::new(&self.pins, latest);
             drop(bound);
             let is_whole = self.pins.lock().floors.values().all(|floor| *floor <= latest);
             if is_whole {
@@ -73,11 +76,11 @@ impl Shared {
 
     pub(super) async fn pin(&self, at: Option<Generation>) -> Result<Pin> {
         let Some(at) = at else { return self.pin_present().await };
-        let pin = LeasedPin::new(&self.pins, at);
+        let pin = LocalPin::new(&self.pins, at);
         let (latest, declared) = self.head().await?;
         let is_pinned = self.pins.lock().stored.is_some_and(|stored| stored <= at);
-        // The row of this process is written while no other process raises floors.
-        if !is_pinned && at <= latest {
+        // The row of this process is written while no other process raises floors. A frozen store sees no floor rise.
+        if !is_pinned && at <= latest && !self.is_frozen {
             self.renew().await?;
         }
         Ok(Pin::leased(at, declared, pin))
@@ -86,8 +89,30 @@ impl Shared {
     /// Writes the row of this process: what it pins, and that it lives.
     pub(super) async fn renew(&self) -> Result<()> {
         // One at a time: an older row must not be written over a newer one.
-        let _turn = self.renewing.lock().await;
-        let link = Link::open(&self.config, &[]).await?;
+        let mut upkeep = self.upkeep.lock().await;
+        self.in_time(self.renew_on(&mut upkeep)).await?
+    }
+
+    /// Uses the connection that is kept for it. After a failure, the next renewal opens another one.
+    async fn renew_on(&self, upkeep: &mut Option<Link>) -> Result<()> {
+        let kept = upkeep.take().filter(|link| !link.is_closed());
+        let is_kept = kept.is_some();
+        let mut link = match kept {
+            Some(link) => link,
+            None => Link::open(&self.address, &[]).await?,
+        };
+        let mut written = self.write_row(&link).await;
+        // The connection may have been lost without a sign since the last renewal.
+        if written.is_err() && is_kept && link.is_closed() {
+            link = Link::open(&self.address, &[]).await?;
+            written = self.write_row(&link).await;
+        }
+        written?;
+        *upkeep = Some(link);
+        Ok(())
+    }
+
+    async fn write_row(&self, link: &Link) -> Result<()> {
         // Floors are raised under the same lock, by any process.
         let begun = try_join(link.run(BEGIN), link.query(&self.sql.share_store, &[])).await;
         begun.map_err(|error| failed("write to", &error))?;
@@ -102,6 +127,18 @@ impl Shared {
         written.map_err(|error| failed("write to", &error))?;
         self.pins.lock().stored = Some(oldest);
         Ok(())
+    }
+
+    /// Removes the row of this process. If that fails, its lease ends by itself.
+    pub(super) async fn unpin(&self) {
+        let mut upkeep = self.upkeep.lock().await;
+        let link = match upkeep.take().filter(|link| !link.is_closed()) {
+            Some(link) => Ok(link),
+            None => Link::open(&self.address, &[]).await,
+        };
+        if let Ok(link) = link {
+            let _ = self.in_time(link.query(&self.sql.unpin, &[&self.process])).await;
+        }
     }
 
     pub(super) fn views(&self) -> usize {
@@ -125,6 +162,12 @@ impl Shared {
         }
     }
 
+    pub(super) async fn learn_all_floors(&self) -> Result<()> {
+        let floors = self.reader().await?.query(&self.sql.floors, &[]).await;
+        self.learn_floors(&floors.map_err(|error| failed("read from", &error))?);
+        Ok(())
+    }
+
     pub(super) async fn refresh_floor(&self, space: SpaceId) -> Result<()> {
         let (number, link) = (i64::from(space.0), self.reader().await?);
         let rows = link.query(&self.sql.floor, &[&number]).await.map_err(|error| failed("read from", &error))?;
@@ -141,13 +184,13 @@ impl Shared {
     /// Raises the floors to what the rules and pins allow, and drops a slice of what lies below them. Gives whether
     /// more is left.
     pub(super) async fn maintain(&self) -> Result<bool> {
-        self.renew().await?;
-        let link = Link::open(&self.config, &[]).await?;
-        let worked = self.raise_and_drop(&link).await;
-        if worked.is_err() {
-            let _ = link.run("ROLLBACK").await;
-        }
-        worked
+        let mut upkeep = self.upkeep.lock().await;
+        self.in_time(self.renew_on(&mut upkeep)).await??;
+        let Some(link) = upkeep.take() else { return Ok(true) };
+        // After a failure the connection is dropped, and its transaction with it.
+        let is_more = self.raise_and_drop(&link).await?;
+        *upkeep = Some(link);
+        Ok(is_more)
     }
 
     async fn raise_and_drop(&self, link: &Link) -> Result<bool> {
@@ -278,10 +321,13 @@ pub(super) async fn keep(shared: Weak<Shared>) {
                 cleaned = seen;
                 store.pace
             }
-            Err(_) => store.pace,
+            Err(_) => store.pace.min(AGAIN),
         };
-        let sleep = store.env.sleep(pause);
+        let (sleep, asked) = (store.env.sleep(pause), store.asked.clone());
         drop(store);
-        sleep.await;
+        tokio::select! {
+            () = sleep => {}
+            () = asked.notified() => {}
+        }
     }
 }

@@ -52,6 +52,8 @@ const VISIBLE: &str = "SELECT key, rev, generation, time_us, value FROM (
 statements! {
     opened() =
         "SELECT version, identity FROM {s}.store";
+    has_schema(TEXT) =
+        "SELECT 1 FROM pg_namespace WHERE nspname = $1";
     lock_head() =
         "SELECT generation, time_us, declared FROM {s}.head FOR UPDATE";
     heads(BYTEA_ARRAY, BYTEA, BYTEA) =
@@ -61,6 +63,9 @@ statements! {
     range(BYTEA, BYTEA, INT8) =
         "SELECT key, generation FROM {s}.current
          WHERE key >= $1 AND key < $2 AND generation > $3 ORDER BY key LIMIT 1";
+    /// What was written in spaces after a generation.
+    since(INT8_ARRAY, INT8, INT8) =
+        "SELECT generation, keys FROM {s}.touched WHERE space = ANY($1) AND generation > $2 LIMIT $3";
     floors() =
         "SELECT space, generation FROM {s}.floors";
     keep_old(BYTEA_ARRAY, INT8_ARRAY) =
@@ -166,6 +171,13 @@ statements! {
     views_elsewhere(UUID) =
         "SELECT coalesce(sum(views), 0)::bigint FROM {s}.pins
          WHERE process <> $1 AND renewed + lease >= clock_timestamp()";
+    time() =
+        "SELECT extract(epoch FROM clock_timestamp())::float8";
+    silent(UUID, FLOAT8) =
+        "SELECT 1 FROM {s}.pins WHERE process <> $1 AND renewed + lease >= clock_timestamp()
+           AND extract(epoch FROM renewed)::float8 < $2 LIMIT 1";
+    pause() =
+        "SELECT pg_sleep(0.02)";
     all(BYTEA, INT8) =
         "SELECT key, rev, generation, time_us, value FROM {s}.current WHERE key >= $1 ORDER BY key LIMIT $2";
     delete(BYTEA_ARRAY) =
@@ -210,10 +222,11 @@ pub(super) fn check_name(schema: &str) -> Result<()> {
 }
 
 /// Creates the schema and its tables. It runs under an advisory lock, in one transaction.
-pub(super) fn create(schema: &str, identity: &str) -> String {
+pub(super) fn create(schema: &str, identity: &str, with_schema: bool) -> String {
+    let schema_too = if with_schema { format!("CREATE SCHEMA IF NOT EXISTS {schema};") } else { String::new() };
     format!(
         "SELECT pg_advisory_xact_lock(hashtext('latchwork.{schema}'));
-         CREATE SCHEMA IF NOT EXISTS {schema};
+         {schema_too}
          CREATE TABLE IF NOT EXISTS {schema}.store (
            one boolean PRIMARY KEY DEFAULT true CHECK (one), version integer NOT NULL, identity text NOT NULL);
          CREATE TABLE IF NOT EXISTS {schema}.head (

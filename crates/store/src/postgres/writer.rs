@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::{try_join, try_join_all, try_join3};
+use futures_util::future::{try_join, try_join3};
 use tokio::sync::{mpsc, oneshot};
 use tokio_postgres::Row;
 
@@ -19,7 +19,7 @@ use crate::backend::{Decision, Facts, Head, Needs, evaluate};
 use crate::codec::put_string;
 use crate::postgres::Shared;
 use crate::postgres::link::{Link, Param, failed, is_passing, is_refusal};
-use crate::postgres::read::signed;
+use crate::postgres::ranges::Ranges;
 use crate::space::{RECEIPTS, SPACES};
 use crate::{
     Commit, Committed, ErrorKind, Generation, Key, Outcome, Range, Result, Rev, SpaceId, StoreError, Timestamp, Uuid,
@@ -46,9 +46,52 @@ pub(super) struct Job {
     pub(super) answer: oneshot::Sender<Result<Outcome>>,
 }
 
-pub(super) struct PostgresWriter {
+/// Where commits are given to the writer. Urgent ones have a queue of their own, which is served first.
+pub(super) struct Jobs {
+    urgent: mpsc::UnboundedSender<Job>,
+    others: mpsc::UnboundedSender<Job>,
+}
+
+/// The other end of [`Jobs`].
+pub(super) struct Waiting {
+    urgent: mpsc::UnboundedReceiver<Job>,
+    others: mpsc::UnboundedReceiver<Job>,
+}
+
+impl Jobs {
+    pub(super) fn new() -> (Jobs, Waiting) {
+        let ((urgent, first), (others, then)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
+        (Jobs { urgent, others }, Waiting { urgent: first, others: then })
+    }
+
+    pub(super) fn send(&self, job: Job) -> Result<()> {
+        let queue = if job.commit.is_urgent { &self.urgent } else { &self.others };
+        queue.send(job).map_err(|_| StoreError::Closed)
+    }
+}
+
+impl Waiting {
+    /// Waits for commits if there are none, and puts urgent ones first. Gives whether there are any.
+    async fn next(&mut self, waiting: &mut Vec<Job>) -> bool {
+        if waiting.is_empty() {
+            tokio::select! {
+                biased;
+                Some(job) = self.urgent.recv() => waiting.push(job),
+                count = self.others.recv_many(waiting, MOST) => if count == 0 {
+                    // Closed; what is urgent may have come before that.
+                    waiting.extend(self.urgent.recv().await);
+                },
+            }
+        }
+        let first: Vec<Job> = std::iter::from_fn(|| self.urgent.try_recv().ok()).collect();
+        waiting.splice(0..0, first);
+        !waiting.is_empty()
+    }
+}
+
+pub(super) struct Writer {
     shared: Arc<Shared>,
-    jobs: mpsc::UnboundedReceiver<Job>,
+    jobs: Waiting,
     link: Option<Link>,
     /// Names the row that holds the number of the last transaction.
     id: Uuid,
@@ -56,7 +99,7 @@ pub(super) struct PostgresWriter {
 }
 
 /// What the commits of a group come to, if the transaction lands.
-struct DecidedGroup {
+struct Decided {
     answers: Vec<Result<Outcome>>,
     applied: Vec<Committed>,
     declared: i64,
@@ -69,26 +112,22 @@ enum Trouble {
     /// It has not landed, and would not if it was sent again.
     Rejected(StoreError),
     /// It may have landed.
-    Unknown(StoreError, DecidedGroup),
+    Unknown(StoreError, Decided),
 }
 
-impl PostgresWriter {
+impl Writer {
     /// The id comes from the server: it must differ from that of every other writer, whatever the environment is.
-    pub(super) async fn new(
-        shared: Arc<Shared>,
-        jobs: mpsc::UnboundedReceiver<Job>,
-        link: Link,
-    ) -> Result<PostgresWriter> {
+    pub(super) async fn new(shared: Arc<Shared>, jobs: Waiting, link: Link) -> Result<Writer> {
         let rows = link.query(&shared.sql.new_id, &[]).await.map_err(|error| failed("read from", &error))?;
         let id = rows.first().map(|row| row.get(0)).ok_or_else(|| StoreError::corrupt("a new id", "there is none"))?;
-        Ok(PostgresWriter { shared, jobs, link: Some(link), id, number: 0 })
+        Ok(Writer { shared, jobs, link: Some(link), id, number: 0 })
     }
 
     /// Works until the store is closed.
     pub(super) async fn work(mut self) {
         let (mut waiting, mut group) = (Vec::new(), Vec::new());
         loop {
-            if waiting.is_empty() && self.jobs.recv_many(&mut waiting, MOST).await == 0 {
+            if !self.jobs.next(&mut waiting).await {
                 return;
             }
             let mut bytes = 0;
@@ -119,7 +158,7 @@ impl PostgresWriter {
 
     async fn commit_together(&mut self, group: &mut Vec<Job>) -> Result<()> {
         let (began, mut pause) = (self.shared.env.monotonic(), FIRST_PAUSE);
-        let mut unknown: Option<DecidedGroup> = None;
+        let mut unknown: Option<Decided> = None;
         loop {
             let tried = match unknown.take() {
                 None => self.transact(group).await,
@@ -151,7 +190,7 @@ impl PostgresWriter {
         }
     }
 
-    fn answer(&self, group: &mut Vec<Job>, decided: DecidedGroup) {
+    fn answer(&self, group: &mut Vec<Job>, decided: Decided) {
         let (counters, applied) = (&self.shared.counters, decided.applied.len() as u64);
         counters.applied.fetch_add(applied, Ordering::Relaxed);
         if let Some(last) = decided.applied.last() {
@@ -176,7 +215,7 @@ impl PostgresWriter {
     }
 
     /// One transaction.
-    async fn transact(&mut self, group: &[Job]) -> Result<Option<DecidedGroup>, Trouble> {
+    async fn transact(&mut self, group: &[Job]) -> Result<Option<Decided>, Trouble> {
         self.number += 1;
         let (shared, id, number) = (self.shared.clone(), self.id, self.number);
         let link = self.link().await?;
@@ -222,7 +261,7 @@ impl PostgresWriter {
 
     /// Looks whether a transaction has landed whose answer was lost. The lock waits until it has ended: it held the
     /// same lock when its last statements were sent.
-    async fn look_up(&mut self, decided: DecidedGroup) -> Result<Option<DecidedGroup>, Trouble> {
+    async fn look_up(&mut self, decided: Decided) -> Result<Option<Decided>, Trouble> {
         let (shared, id, number) = (self.shared.clone(), self.id, self.number);
         let link = match self.link().await {
             Ok(link) => link,
@@ -241,7 +280,7 @@ impl PostgresWriter {
         let asked = asked
             .and_then(|asked: Result<_, tokio_postgres::Error>| asked.map_err(|error| failed("read from", &error)));
         match asked {
-            Ok(last) if last == Some(number) => Ok(Some(decided)),
+            Ok(last) if last == Some(number) && !shared.breakage.sends_again => Ok(Some(decided)),
             Ok(_) => Ok(None),
             Err(error) => {
                 self.link = None;
@@ -268,11 +307,11 @@ fn written(write: &crate::Write) -> Option<&Bytes> {
 /// facts, the time of the last commit, and the generation of the newest declaration.
 async fn gather(shared: &Shared, link: &Link, group: &[Job]) -> Result<(Facts, Timestamp, i64), Trouble> {
     let needs: Vec<Needs<'_>> = group.iter().map(|job| Needs::of(&job.commit)).collect();
-    let receipts: Vec<Key> = needs.iter().filter_map(Needs::receipt).collect();
+    let mut receipts: Vec<Key> = needs.iter().filter_map(Needs::receipt).collect();
     let mut keys: Vec<&[u8]> = needs.iter().flat_map(Needs::heads).chain(&receipts).map(Key::encoded).collect();
     keys.sort_unstable();
     keys.dedup();
-    let ranges: Vec<(&Range, Generation)> = needs.iter().flat_map(Needs::ranges).collect();
+    let ranges = Ranges::of(&needs, shared.seen());
     let of_receipts = Range::of_space(RECEIPTS);
     let (from, to) = (of_receipts.start(), of_receipts.end());
     let begin = async {
@@ -282,29 +321,21 @@ async fn gather(shared: &Shared, link: &Link, group: &[Job]) -> Result<(Facts, T
     };
     let asked: [Param<'_>; 3] = [&keys, &from, &to];
     let heads = link.query(&shared.sql.heads, &asked);
-    let looked = async {
-        if ranges.is_empty() {
-            return Ok((Vec::new(), Vec::new()));
-        }
-        let looks = ranges.iter().map(|(range, since)| async move {
-            link.query(&shared.sql.range, &[&range.start(), &range.end(), &signed(*since)]).await
-        });
-        try_join(try_join_all(looks), link.query(&shared.sql.floors, &[])).await
-    };
-    let (head, heads, (looked, floors)) =
-        try_join3(begin, heads, looked).await.map_err(|error| trouble("read from", &error))?;
+    let asked = try_join(try_join(ranges.scan(shared, link), begin), try_join(heads, ranges.since(shared, link)));
+    let error = |error: tokio_postgres::Error| trouble("read from", &error);
+    let ((mut scanned, head), (heads, since)) = asked.await.map_err(error)?;
     let head = head.first().ok_or_else(|| Trouble::Rejected(StoreError::corrupt("table head", "it has no row")))?;
     let (generation, time, declared): (i64, i64, i64) = (head.get(0), head.get(1), head.get(2));
     let mut facts = Facts::new(Generation(generation as u64));
     add_heads(&mut facts, &keys, &receipts, &heads).map_err(Trouble::Rejected)?;
-    shared.learn_floors(&floors);
-    for ((range, since), found) in ranges.iter().zip(looked) {
-        let changed = shared.check(range.space(), *since).and_then(|()| match found.first() {
-            Some(row) => Ok(Some((key_of(row.get(0))?, Generation(row.get::<_, i64>(1) as u64)))),
-            None => Ok(None),
-        });
-        facts.add_range((*range).clone(), *since, changed);
+    if shared.breakage.drops_receipts {
+        receipts.drain(..).for_each(|receipt| facts.add_receipt(receipt, None));
     }
+    shared.learn_floors(&since.floors);
+    if !ranges.is_covered(shared, Generation(generation as u64), &since) {
+        scanned = ranges.scan(shared, link).await.map_err(error)?;
+    }
+    ranges.add_to(&mut facts, shared, scanned, &since).map_err(Trouble::Rejected)?;
     Ok((facts, Timestamp(time as u64), declared))
 }
 
@@ -336,7 +367,7 @@ pub(super) fn key_of(bytes: &[u8]) -> Result<Key> {
 }
 
 /// Decides the commits of a group, each on what those before it leave.
-fn decide(shared: &Shared, group: &[Job], facts: &mut Facts, mut time: Timestamp, mut declared: i64) -> DecidedGroup {
+fn decide(shared: &Shared, group: &[Job], facts: &mut Facts, mut time: Timestamp, mut declared: i64) -> Decided {
     let (mut answers, mut applied) = (Vec::with_capacity(group.len()), Vec::new());
     for job in group {
         let now = shared.env.now().max(time);
@@ -355,7 +386,7 @@ fn decide(shared: &Shared, group: &[Job], facts: &mut Facts, mut time: Timestamp
             }
         });
     }
-    DecidedGroup { answers, applied, declared }
+    Decided { answers, applied, declared }
 }
 
 /// The rows of a table, as columns.
@@ -388,7 +419,7 @@ type Columns<'a> = (i64, i64, i64, Option<&'a [u8]>);
 async fn write(
     shared: &Shared,
     link: &Link,
-    decided: &DecidedGroup,
+    decided: &Decided,
     (writer, number): (Uuid, i64),
 ) -> Result<(), tokio_postgres::Error> {
     let mut newest: BTreeMap<&[u8], Columns<'_>> = BTreeMap::new();

@@ -20,6 +20,8 @@ fn cases() -> u32 {
 pub(crate) enum Kept {
     Memory,
     Files(Option<Sabotage>),
+    /// With the connection string of the server.
+    Postgres(&'static str),
 }
 
 /// Compares `cases` random sequences. Fails with the smallest sequence found whose answers differ.
@@ -52,6 +54,14 @@ fn check(kept: Kept, cases: u32) {
 #[test]
 fn memory_answers_as_the_reference_does() {
     check(Kept::Memory, cases());
+}
+
+/// `LATCHWORK_POSTGRES_CASES` sets the number of sequences: a server takes its time for each answer.
+#[test]
+fn postgres_answers_as_the_reference_does() {
+    let server = crate::server::Server::start();
+    let url: &'static str = Box::leak(server.url.clone().into_boxed_str());
+    check(Kept::Postgres(url), crate::power_loss::number("LATCHWORK_POSTGRES_CASES", 20) as u32);
 }
 
 #[test]

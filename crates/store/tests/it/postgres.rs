@@ -5,131 +5,134 @@
 #![allow(clippy::disallowed_methods)]
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use latchwork_store::*;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream, UnixStream};
 
 use crate::power_loss::number;
 use crate::server::Server;
+use crate::wire::{Cut, Wire};
 
 fn options(schema: &str) -> PostgresOptions {
     PostgresOptions::new().schema(format!("t_{}_{schema}", std::process::id())).connections(2)
 }
 
-/// A way to the server on which connections are cut after a random number of bytes, in either direction. So the client
-/// loses a connection before its statements are sent, in the middle of one, after the last, and in the middle of an
-/// answer.
-struct Wire {
-    url: String,
-    cuts: Arc<AtomicU64>,
-    is_whole: Arc<AtomicBool>,
-}
-
-impl Wire {
-    async fn to(server: &Server, seed: u64) -> Wire {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let socket = server.socket();
-        let (cuts, is_whole) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-        let wire = Wire {
-            url: format!("host=127.0.0.1 port={port} user=postgres dbname=postgres"),
-            cuts: cuts.clone(),
-            is_whole: is_whole.clone(),
-        };
-        tokio::spawn(async move {
-            let mut random = fastrand::Rng::with_seed(seed);
-            while let Ok((client, _)) = listener.accept().await {
-                let Ok(server) = UnixStream::connect(&socket).await else { continue };
-                let (sent, answered) = (random.usize(3_000..60_000), random.usize(3_000..60_000));
-                tokio::spawn(pump(client, server, (sent, answered), cuts.clone(), is_whole.clone()));
-            }
-        });
-        wire
-    }
-}
-
-/// Passes bytes on until so many were sent or answered; then both sides are cut. While the wire is whole, none count.
-async fn pump(
-    client: TcpStream,
-    server: UnixStream,
-    (sent, answered): (usize, usize),
-    cuts: Arc<AtomicU64>,
-    is_whole: Arc<AtomicBool>,
-) {
-    let ((from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
-    let is_cut = tokio::select! {
-        cut = pass(from_client, to_server, sent, &is_whole) => cut,
-        cut = pass(from_server, to_client, answered, &is_whole) => cut,
-    };
-    cuts.fetch_add(u64::from(is_cut), Ordering::SeqCst);
-}
-
-/// Gives whether the connection is to be cut; if not, a side has closed it.
-async fn pass(
-    mut from: impl AsyncReadExt + Unpin,
-    mut to: impl AsyncWriteExt + Unpin,
-    mut left: usize,
-    is_whole: &AtomicBool,
-) -> bool {
-    let mut bytes = vec![0; 16 << 10];
-    while left > 0 {
-        let most = left.min(bytes.len());
-        let Ok(count @ 1..) = from.read(&mut bytes[..most]).await else { return false };
-        if to.write_all(&bytes[..count]).await.is_err() {
-            return false;
-        }
-        if !is_whole.load(Ordering::SeqCst) {
-            left -= count;
-        }
-    }
-    true
-}
-
 /// Commits of which each writes a key of its own that must be absent: one that is lost leaves no key, one that lands
 /// twice would be refused or leave a second rev.
-async fn write_all(store: &Store, space: &Space, task: u64, is_enough: impl Fn() -> bool) -> u64 {
+async fn write_all(store: &Store, space: &Space, task: u64, is_enough: impl Fn() -> bool) -> Result<u64, String> {
     let mut count = 0;
     while !is_enough() {
         let key = space.key(format!("{task}/{count}"));
         let commit = Commit::new().absent(&key).put(&key, count.to_string());
-        let receipt = store.commit(commit).await.unwrap().applied().expect("no other caller writes this key");
-        assert_eq!(receipt.revs, [Some(Rev(1))]);
+        let outcome = store.commit(commit).await.map_err(|error| error.to_string())?;
+        let receipt = outcome.applied().map_err(|refusal| format!("no other caller writes this key: {refusal}"))?;
+        if receipt.revs != [Some(Rev(1))] {
+            return Err(format!("{:?} instead of rev 1", receipt.revs));
+        }
         count += 1;
     }
-    count
+    Ok(count)
+}
+
+/// Cuts so many connections while commits are made. Says what is wrong with what is stored then.
+async fn cut(options: PostgresOptions, server: &Server, faults: u64) -> Result<(), String> {
+    let wire = Wire::to(server, number("LATCHWORK_SEED", 1)).await;
+    let broken = options.clone().patience(Duration::from_secs(60));
+    let store = broken.connect(&wire.url).await.unwrap();
+    let space = store.space(SpaceSpec::new("work")).await.unwrap();
+    wire.break_from_now_on();
+    let mut tasks = tokio::task::JoinSet::new();
+    for task in 0..8 {
+        let (store, space, wire) = (store.clone(), space.clone(), wire.clone());
+        tasks.spawn(async move { write_all(&store, &space, task, || wire.cuts() >= faults).await });
+    }
+    let total: u64 = tasks.join_all().await.into_iter().sum::<Result<u64, String>>()?;
+    wire.mend();
+    let whole = options.connect(&server.url).await.unwrap();
+    let view = whole.view().await.unwrap();
+    let found = view.scan(&space.all(), Order::Ascending, usize::MAX).await.unwrap();
+    if found.len() as u64 != total || found.iter().any(|(_, item)| item.rev != Rev(1)) {
+        return Err(format!("{total} commits were answered, and {} keys are there", found.len()));
+    }
+    if view.generation() != Generation(total + 1) {
+        return Err(format!("{total} commits took {} generations", view.generation().0 - 1));
+    }
+    assert!(total > 50, "{total} commits show nothing");
+    for cut in Cut::ALL {
+        assert!(wire.cuts_of(cut) > 0, "{cut:?} has happened");
+        println!("{:?}: {}", cut, wire.cuts_of(cut));
+    }
+    println!("{total} commits, {} connections cut", wire.cuts());
+    Ok(())
 }
 
 /// `LATCHWORK_FAULTS` sets how many connections are cut.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_commit_is_lost_or_doubled_when_connections_are_cut() {
     let (server, faults) = (Server::start(), number("LATCHWORK_FAULTS", 100));
-    let wire = Wire::to(&server, number("LATCHWORK_SEED", 1)).await;
-    wire.is_whole.store(true, Ordering::SeqCst);
-    let store = options("cut").patience(Duration::from_secs(60)).connect(&wire.url).await.unwrap();
-    let space = store.space(SpaceSpec::new("work")).await.unwrap();
-    wire.is_whole.store(false, Ordering::SeqCst);
-    let mut tasks = tokio::task::JoinSet::new();
-    for task in 0..8 {
-        let (store, space, cuts) = (store.clone(), space.clone(), wire.cuts.clone());
-        tasks.spawn(async move {
-            let written = write_all(&store, &space, task, || cuts.load(Ordering::SeqCst) >= faults).await;
-            (task, written)
-        });
+    cut(options("cut"), &server, faults).await.unwrap();
+}
+
+/// Tests of the tests: a store that is broken on purpose is noticed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_sends_again_without_looking_is_caught() {
+    let server = Server::start();
+    let broken = options("again").sabotage(PostgresSabotage::SendAgain);
+    println!("{}", cut(broken, &server, 400).await.expect_err("a commit lands twice"));
+}
+
+#[tokio::test]
+async fn a_store_that_drops_receipts_is_caught() {
+    let server = Server::start();
+    let twice = async |options: PostgresOptions| {
+        let store = options.connect(&server.url).await.unwrap();
+        let space = store.space(SpaceSpec::new("work")).await.unwrap();
+        let commit = Commit::new().id(store.commit_id()).put(&space.key("k"), "1");
+        store.commit(commit.clone()).await.unwrap().applied().unwrap();
+        let again = store.commit(commit).await.unwrap().applied().unwrap();
+        again.repeated
+    };
+    assert!(twice(options("receipts")).await);
+    assert!(!twice(options("receipts").sabotage(PostgresSabotage::DropReceipts)).await);
+}
+
+/// Without the lock, two processes decide on the same state: an update is lost, or a generation is taken twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_reads_the_generation_without_its_lock_is_caught() {
+    let server = Server::start();
+    for (name, is_broken) in [("locked", false), ("unlocked", true)] {
+        let opened = || match is_broken {
+            true => options(name).sabotage(PostgresSabotage::SkipLock),
+            false => options(name),
+        };
+        let first = opened().connect(&server.url).await.unwrap();
+        let space = first.space(SpaceSpec::new("counters")).await.unwrap();
+        let mut tasks = tokio::task::JoinSet::new();
+        for _ in 0..4 {
+            let (store, key) = (opened().connect(&server.url).await.unwrap(), space.key("k"));
+            tasks.spawn(async move {
+                let mut raised = 0;
+                for _ in 0..100 {
+                    let item = store.view().await?.get(&key).await?;
+                    let before: u64 =
+                        item.as_ref().map_or(0, |item| String::from_utf8_lossy(&item.value).parse().unwrap());
+                    let commit = match &item {
+                        Some(item) => Commit::new().at_rev(&key, item.rev),
+                        None => Commit::new().absent(&key),
+                    };
+                    let commit = commit.put(&key, (before + 1).to_string());
+                    raised += u64::from(store.commit(commit).await?.is_applied());
+                }
+                Ok::<u64, StoreError>(raised)
+            });
+        }
+        let raised: Result<u64> = tasks.join_all().await.into_iter().sum();
+        let item = first.view().await.unwrap().get(&space.key("k")).await.unwrap().unwrap();
+        let stored: u64 = String::from_utf8_lossy(&item.value).parse().unwrap();
+        let is_right = raised.as_ref().is_ok_and(|raised| *raised == stored);
+        assert_eq!(is_right, !is_broken, "raised {raised:?}, stored {stored}");
     }
-    let written = tasks.join_all().await;
-    wire.is_whole.store(true, Ordering::SeqCst);
-    let whole = options("cut").connect(&server.url).await.unwrap();
-    let view = whole.view().await.unwrap();
-    let total: u64 = written.iter().map(|(_, count)| count).sum();
-    let found = view.scan(&space.all(), Order::Ascending, usize::MAX).await.unwrap();
-    assert_eq!(found.len() as u64, total, "what was answered is there, and nothing else");
-    assert!(found.iter().all(|(_, item)| item.rev == Rev(1)), "nothing landed twice");
-    assert_eq!(view.generation(), Generation(total + 1), "each commit took one generation");
-    assert!(total > 100, "{total} commits show nothing");
-    println!("{total} commits, {} connections cut", wire.cuts.load(Ordering::SeqCst));
 }
 
 /// The server is stopped and started again while commits are made; those on their way are looked up.
@@ -143,7 +146,7 @@ async fn no_commit_is_lost_or_doubled_when_the_server_is_killed() {
     let mut tasks = tokio::task::JoinSet::new();
     for task in 0..8 {
         let (store, space, is_over) = (store.clone(), space.clone(), is_over.clone());
-        tasks.spawn(async move { write_all(&store, &space, task, || is_over.load(Ordering::SeqCst)).await });
+        tasks.spawn(async move { write_all(&store, &space, task, || is_over.load(Ordering::SeqCst)).await.unwrap() });
     }
     for _ in 0..kills {
         tokio::time::sleep(Duration::from_millis(700)).await;

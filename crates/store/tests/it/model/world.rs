@@ -11,7 +11,7 @@ use latchwork_store::Receipt;
 use latchwork_store::disk::sim::SimDisk;
 use latchwork_store::{
     Change, Check, Commit, CommitId, Committed, Env, FileOptions, Generation, History, Key, Limits, Order, Outcome,
-    Range, Rev, Space, SpaceId, SpaceSpec, Store, Timestamp, Version, View, VirtualClock, Watch,
+    PostgresOptions, Range, Rev, Space, SpaceId, SpaceSpec, Store, Timestamp, Version, View, VirtualClock, Watch,
 };
 
 use super::Kept;
@@ -25,6 +25,7 @@ const USED_ONCE: usize = 3;
 
 pub(super) struct World {
     kept: Kept,
+    schema: String,
     env: Env,
     clock: Arc<VirtualClock>,
     disk: SimDisk,
@@ -46,8 +47,26 @@ fn same<T: PartialEq + Debug>(what: &str, store: T, reference: T) -> Compared {
     if store == reference { Ok(()) } else { Err(format!("{what}: store {store:?}, reference {reference:?}")) }
 }
 
-/// Everything here runs on the caller's thread, so it is enough to poll again.
+thread_local! {
+    /// The runtime of a store on a server.
+    static RUNTIME: std::cell::OnceCell<tokio::runtime::Runtime> = const { std::cell::OnceCell::new() };
+}
+
+/// Tells the schemas of this process apart.
+static SCHEMAS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+
+fn on_runtime<T>(future: impl Future<Output = T>) -> T {
+    RUNTIME.with(|runtime| {
+        let new = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.get_or_init(new).block_on(future)
+    })
+}
+
+/// Without a server, everything here runs on the caller's thread, so it is enough to poll again.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
+    if RUNTIME.with(|runtime| runtime.get().is_some()) {
+        return on_runtime(future);
+    }
     let mut future = std::pin::pin!(future);
     for _ in 0..1000 {
         if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
@@ -65,8 +84,10 @@ impl World {
     pub(super) fn new(kept: Kept) -> World {
         let (env, clock) = Env::seeded(1);
         let time = env.now();
+        let number = SCHEMAS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let mut world = World {
             kept,
+            schema: format!("t_{}_model_{number}", std::process::id()),
             env,
             clock,
             disk: SimDisk::new(),
@@ -101,6 +122,10 @@ impl World {
                     .cache_bytes(1 << 20);
                 let options = sabotage.into_iter().fold(options, FileOptions::sabotage);
                 block_on(options.open("/store"))
+            }
+            Kept::Postgres(url) => {
+                let options = PostgresOptions::new().schema(&self.schema).connections(1).without_upkeep();
+                on_runtime(options.env(self.env.clone()).limits(limits).connect(url))
             }
         };
         let store = store.expect("the store opens");
@@ -169,7 +194,7 @@ impl World {
             Command::Drain => self.drain(),
             Command::Maintain => self.maintain(),
             Command::Reopen => {
-                if matches!(self.kept, Kept::Files(_)) {
+                if !matches!(self.kept, Kept::Memory) {
                     self.reopen();
                 }
                 Ok(())
@@ -187,6 +212,10 @@ impl World {
         self.views.clear();
         let positions: Vec<_> = self.watches.iter().map(|(space, watch)| (*space, watch.position())).collect();
         self.watches.clear();
+        // The lease of a process on a server that has not closed its store would hold the floors.
+        if let (Kept::Postgres(_), Some(store)) = (self.kept, &self.store) {
+            block_on(store.close()).expect("the store closes");
+        }
         self.store = None;
         self.open();
         for (space, position) in positions {
@@ -313,8 +342,15 @@ impl World {
             let floor = self.store.as_ref().expect("the store is open").oldest(space);
             let position = watch.position();
             let mut delivered = Vec::new();
+            let is_remote = matches!(self.kept, Kept::Postgres(_));
+            let left = |watch: &Watch| !self.reference.changes(&space.all(), watch.position(), latest).is_empty();
             loop {
-                let next = std::pin::pin!(watch.next()).poll(&mut Context::from_waker(Waker::noop()));
+                let next = match is_remote {
+                    false => std::pin::pin!(watch.next()).poll(&mut Context::from_waker(Waker::noop())),
+                    // A watch that has caught up waits. What it should not deliver is noticed the next time.
+                    true if watch.position() >= floor && !left(watch) => Poll::Pending,
+                    true => Poll::Ready(block_on(watch.next())),
+                };
                 match next {
                     Poll::Pending => break,
                     Poll::Ready(Ok(commit)) => delivered.push(commit),
@@ -331,7 +367,9 @@ impl World {
             }
             let expected = self.reference.changes(&space.all(), position, latest);
             same("watched", sorted(delivered), sorted(expected))?;
-            same("the watch's position", watch.position(), latest)?;
+            if !is_remote {
+                same("the watch's position", watch.position(), latest)?;
+            }
         }
         Ok(())
     }
@@ -387,6 +425,23 @@ impl World {
             same("damage", said(block_on(self.store().verify())), Ok(Vec::new()))?;
         }
         Ok(())
+    }
+}
+
+/// Thousands of schemas would fill the disk.
+impl Drop for World {
+    fn drop(&mut self) {
+        let Kept::Postgres(url) = self.kept else { return };
+        let drop = format!("DROP SCHEMA IF EXISTS {} CASCADE", self.schema);
+        self.views.clear();
+        self.watches.clear();
+        self.store = None;
+        on_runtime(async {
+            let Ok((client, connection)) = tokio_postgres::connect(url, tokio_postgres::NoTls).await else { return };
+            let serving = tokio::spawn(connection);
+            let _ = client.batch_execute(&drop).await;
+            serving.abort();
+        });
     }
 }
 
