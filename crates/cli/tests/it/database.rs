@@ -52,7 +52,7 @@ fn a_database_is_looked_at_and_changed_while_an_engine_uses_it() {
         let store = PostgresOptions::new().schema(&name).connect(&server.url).await.unwrap();
         let engine = Engine::on(&store).register(&waits()).start().await.unwrap();
         engine.start(&waits(), 7).id("one").await.unwrap();
-        let session = engine.locks().session().label("nightly").begin().await.unwrap();
+        let session = engine.locks().session().label("nightly").await.unwrap();
         let guard = engine.locks().mutex("config").by(&session).acquire().await.unwrap();
         while engine.locks().inspect("account-42").await.is_err() || engine.residents() > 0 {
             engine.store().env().sleep(Duration::from_millis(5)).await;
