@@ -1,14 +1,20 @@
 //! Work that must happen once, on one primitive: the conditional commit.
 //!
-//! | what you have | start here | the guide, in the repository |
-//! |---|---|---|
-//! | a function whose steps must each happen once, across crashes and restarts | [`workflow`](mod@workflow): [`workflow()`](workflow::workflow), [`Engine`](workflow::Engine), [`Ctx`](workflow::Ctx) | docs/workflows.md |
-//! | something that one caller at a time may do | [`lock`]: [`Engine::mutex`](workflow::Engine::mutex), or [`Locks`](lock::Locks) without an engine | docs/locks.md |
-//! | an action on an entity that one caller may run, however many ask | [`claim`]: [`Claims`](claim::Claims) | docs/claims.md |
-//! | JSON documents that many writers change | [`entity`]: [`Entities`](entity::Entities) | docs/entities.md |
-//! | typed values and counters that many tasks share | [`state`]: [`States`](state::States), [`Slot`](state::Slot) | docs/state.md |
-//! | keys, checks and writes of your own | [`store`]: [`Store`](store::Store), [`Commit`](store::Commit) | docs/store.md |
-//! | a test that crashes your workflow at every commit | `testing` (feature `testing`): `crash_everywhere` | docs/workflows/testing.md |
+//! Where to start, with the guide in the repository:
+//!
+//! - A function whose steps must each happen once, across crashes and restarts: [`workflow`](mod@workflow), with
+//!   [`workflow()`](workflow::workflow), [`Engine`](workflow::Engine) and [`Ctx`](workflow::Ctx); docs/workflows.md.
+//! - Something that one caller at a time may do: [`lock`], with [`Engine::mutex`](workflow::Engine::mutex), or
+//!   [`Locks`](lock::Locks) without an engine; docs/locks.md.
+//! - An action on an entity that one caller may run, however many ask: [`claim`], with [`Claims`](claim::Claims);
+//!   docs/claims.md.
+//! - JSON documents that many writers change: [`entity`], with [`Entities`](entity::Entities); docs/entities.md.
+//! - Typed values and counters that many tasks share: [`state`], with [`States`](state::States) and
+//!   [`Slot`](state::Slot); docs/state.md.
+//! - Keys, checks and writes of your own: [`store`], with [`Store`](store::Store) and [`Commit`](store::Commit);
+//!   docs/store.md.
+//! - A test that crashes your workflow at every commit: `testing` (feature `testing`), with `crash_everywhere`;
+//!   docs/workflows/testing.md.
 //!
 //! Each module begins with an example that runs. All of them share one store: open it once and pass it to each `on`,
 //! for example `Engine::on(&store)` and `Entities::on(&store)`.

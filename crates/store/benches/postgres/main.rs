@@ -1,6 +1,6 @@
 //! The suite `postgres`: the store's speed in PostgreSQL as ratios to pgbench on the same server in the same run. Run
-//! it with `cargo xtask bench postgres`. docs/BENCHMARKS.md contains the figures and explains each of them. The figures of
-//! an engine are in the suite of the same name of the crate `latchwork`.
+//! it with `cargo xtask bench postgres`. docs/BENCHMARKS.md contains the figures and explains each of them. The figures
+//! of an engine are in the suite of the same name of the crate `latchwork`.
 
 // Benchmarks measure the machine's own time.
 #![allow(clippy::disallowed_methods)]

@@ -33,19 +33,19 @@ pub(super) struct Pins {
 }
 
 /// A pin of this process. The row of the process is brought up to date in the background.
-struct LocalPin {
+struct ProcessPin {
     pins: Arc<Mutex<Pins>>,
     at: Generation,
 }
 
-impl LocalPin {
-    fn new(pins: &Arc<Mutex<Pins>>, at: Generation) -> LocalPin {
+impl ProcessPin {
+    fn new(pins: &Arc<Mutex<Pins>>, at: Generation) -> ProcessPin {
         *pins.lock().local.entry(at).or_default() += 1;
-        LocalPin { pins: pins.clone(), at }
+        ProcessPin { pins: pins.clone(), at }
     }
 }
 
-impl Drop for LocalPin {
+impl Drop for ProcessPin {
     fn drop(&mut self) {
         let mut pins = self.pins.lock();
         if let Some(count) = pins.local.get_mut(&self.at) {
@@ -62,9 +62,9 @@ impl Shared {
     async fn pin_present(&self) -> Result<Pin> {
         loop {
             // Until the answer is there, nothing from what is known on is given up.
-            let bound = LocalPin::new(&self.pins, self.seen());
+            let bound = ProcessPin::new(&self.pins, self.seen());
             let (latest, declared) = self.head().await?;
-            let pin = LocalPin::new(&self.pins, latest);
+            let pin = ProcessPin::new(&self.pins, latest);
             drop(bound);
             let is_whole = self.pins.lock().floors.values().all(|floor| *floor <= latest);
             if is_whole {
@@ -76,7 +76,7 @@ impl Shared {
 
     pub(super) async fn pin(&self, at: Option<Generation>) -> Result<Pin> {
         let Some(at) = at else { return self.pin_present().await };
-        let pin = LocalPin::new(&self.pins, at);
+        let pin = ProcessPin::new(&self.pins, at);
         let (latest, declared) = self.head().await?;
         let is_pinned = self.pins.lock().stored.is_some_and(|stored| stored <= at);
         // The row of this process is written while no other process raises floors. A frozen store sees no floor rise.

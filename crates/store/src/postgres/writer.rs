@@ -99,7 +99,7 @@ pub(super) struct Writer {
 }
 
 /// What the commits of a group come to, if the transaction lands.
-struct Decided {
+struct DecidedGroup {
     answers: Vec<Result<Outcome>>,
     applied: Vec<Committed>,
     declared: i64,
@@ -112,7 +112,7 @@ enum Trouble {
     /// It has not landed, and would not if it was sent again.
     Rejected(StoreError),
     /// It may have landed.
-    Unknown(StoreError, Decided),
+    Unknown(StoreError, DecidedGroup),
 }
 
 impl Writer {
@@ -158,7 +158,7 @@ impl Writer {
 
     async fn commit_together(&mut self, group: &mut Vec<Job>) -> Result<()> {
         let (began, mut pause) = (self.shared.env.monotonic(), FIRST_PAUSE);
-        let mut unknown: Option<Decided> = None;
+        let mut unknown: Option<DecidedGroup> = None;
         loop {
             let tried = match unknown.take() {
                 None => self.transact(group).await,
@@ -190,7 +190,7 @@ impl Writer {
         }
     }
 
-    fn answer(&self, group: &mut Vec<Job>, decided: Decided) {
+    fn answer(&self, group: &mut Vec<Job>, decided: DecidedGroup) {
         let (counters, applied) = (&self.shared.counters, decided.applied.len() as u64);
         counters.applied.fetch_add(applied, Ordering::Relaxed);
         if let Some(last) = decided.applied.last() {
@@ -215,7 +215,7 @@ impl Writer {
     }
 
     /// One transaction.
-    async fn transact(&mut self, group: &[Job]) -> Result<Option<Decided>, Trouble> {
+    async fn transact(&mut self, group: &[Job]) -> Result<Option<DecidedGroup>, Trouble> {
         self.number += 1;
         let (shared, id, number) = (self.shared.clone(), self.id, self.number);
         let link = self.link().await?;
@@ -261,7 +261,7 @@ impl Writer {
 
     /// Looks whether a transaction has landed whose answer was lost. The lock waits until it has ended: it held the
     /// same lock when its last statements were sent.
-    async fn look_up(&mut self, decided: Decided) -> Result<Option<Decided>, Trouble> {
+    async fn look_up(&mut self, decided: DecidedGroup) -> Result<Option<DecidedGroup>, Trouble> {
         let (shared, id, number) = (self.shared.clone(), self.id, self.number);
         let link = match self.link().await {
             Ok(link) => link,
@@ -367,7 +367,7 @@ pub(super) fn key_of(bytes: &[u8]) -> Result<Key> {
 }
 
 /// Decides the commits of a group, each on what those before it leave.
-fn decide(shared: &Shared, group: &[Job], facts: &mut Facts, mut time: Timestamp, mut declared: i64) -> Decided {
+fn decide(shared: &Shared, group: &[Job], facts: &mut Facts, mut time: Timestamp, mut declared: i64) -> DecidedGroup {
     let (mut answers, mut applied) = (Vec::with_capacity(group.len()), Vec::new());
     for job in group {
         let now = shared.env.now().max(time);
@@ -386,7 +386,7 @@ fn decide(shared: &Shared, group: &[Job], facts: &mut Facts, mut time: Timestamp
             }
         });
     }
-    Decided { answers, applied, declared }
+    DecidedGroup { answers, applied, declared }
 }
 
 /// The rows of a table, as columns.
@@ -419,7 +419,7 @@ type Columns<'a> = (i64, i64, i64, Option<&'a [u8]>);
 async fn write(
     shared: &Shared,
     link: &Link,
-    decided: &Decided,
+    decided: &DecidedGroup,
     (writer, number): (Uuid, i64),
 ) -> Result<(), tokio_postgres::Error> {
     let mut newest: BTreeMap<&[u8], Columns<'_>> = BTreeMap::new();

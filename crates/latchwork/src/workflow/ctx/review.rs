@@ -131,7 +131,7 @@ impl<'a> Review<'a> {
     /// let review = ctx.review("refund", &"Refund 80 EUR?", ["approve", "reject"]);
     /// match review.timeout(Duration::from_secs(3600)).await? {
     ///     Some(decision) => println!("{}", decision.option),
-    ///     None => println!("nobody has decided"),
+    ///     None => println!("not decided in time"),
     /// }
     /// # Ok(()) }
     /// ```
