@@ -75,7 +75,7 @@ fn a_database_is_looked_at_and_changed_while_an_engine_uses_it() {
             succeeded(run(&["schedule", "pause", "nightly", "--reason", "holidays"], &at, &name));
             let token = json(&["lock", "show", "config"], &at, &name)["holders"][0]["token"].to_string();
             let release = ["lock", "release", "config", "--token", &token, "--reason", "it hangs", "--yes"];
-            assert_eq!(json(&release, &at, &name)["released"]["session"]["label"], "nightly");
+            assert_eq!(json(&release, &at, &name)["released"]["label"], "nightly");
         });
         looked.await.unwrap();
         let schedule = engine.schedules().get("nightly").await.unwrap().unwrap();

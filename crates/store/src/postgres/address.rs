@@ -192,7 +192,7 @@ mod tests {
             ("host=db password=hunter2 port=many", "connection string"),
             ("hunter2", "setting 1 has no value"),
         ] {
-            let error = read(text).err().expect(text);
+            let error = read(text).expect_err(text);
             assert!(matches!(error, StoreError::Option { .. }), "{text}: {error:?}");
             let said = error.to_string();
             assert!(said.contains(says) && !said.contains("hunter2"), "{text}: {said}");
