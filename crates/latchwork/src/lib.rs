@@ -43,6 +43,8 @@ mod backoff;
 pub mod claim;
 mod damage;
 pub mod entity;
+#[cfg(feature = "flow")]
+pub mod flow;
 mod id;
 mod json;
 mod lane;

@@ -64,6 +64,19 @@ async fn place(ctx: Ctx, price: u64) -> Result<u64, Failure> {
     ctx.run("charge", async || Ok(charge(price).await?)).await
 }
 
+#[cfg(mistake = "no_output")]
+fn chain() -> latchwork::flow::Result<latchwork::flow::Block<u64, u64>> {
+    let notes = latchwork::flow::handler("notes").tap(async |_, _: u64| Ok(()));
+    latchwork::flow::sequencer("chain").step(&notes).map(|_, _| 1).build() // no_output
+}
+
+#[cfg(mistake = "other_value")]
+fn chain() -> latchwork::flow::Result<latchwork::flow::Block<u64, u64>> {
+    let first = latchwork::flow::handler("first").run(async |_, n: u64| Ok(n.to_string()));
+    let second = latchwork::flow::handler("second").run(async |_, n: u64| Ok(n));
+    latchwork::flow::sequencer("chain").step(&first).step(&second).build() // other_value
+}
+
 #[cfg(mistake = "input")]
 fn order() -> Workflow<Opaque, u64> {
     workflow("order").run(async |_: Ctx, _: Opaque| Ok(1)) // input

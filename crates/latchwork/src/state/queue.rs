@@ -257,6 +257,11 @@ impl HeldContainers {
         false
     }
 
+    /// Runs code that mutates these containers.
+    pub(crate) async fn during<T>(self, code: impl Future<Output = T>) -> T {
+        HELD.scope(self, code).await
+    }
+
     pub(crate) fn and(&self, container: Identity) -> HeldContainers {
         HeldContainers(Some(Arc::new(Hold { container, outer: self.clone() })))
     }

@@ -6,6 +6,7 @@
 mod backends;
 mod claim;
 mod entity;
+mod flow;
 mod golden;
 mod json;
 mod lock;

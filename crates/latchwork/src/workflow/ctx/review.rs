@@ -6,6 +6,7 @@ use std::future::IntoFuture;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::lane::{Part, Tag};
@@ -14,7 +15,7 @@ use crate::store::{Check, Key, Order, Space, Timestamp, Uuid};
 use crate::workflow::ctx::step::read_failure;
 use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::engine::EngineInner;
-use crate::workflow::journal::place::Place;
+use crate::workflow::journal::place::{BranchPath, Place};
 use crate::workflow::journal::replay::{Journaled, OpCall};
 use crate::workflow::run::close::How;
 use crate::workflow::run::{OpEffect, Received, Run, RunState, WaitEnd};
@@ -73,7 +74,11 @@ pub struct Review<'a> {
     name: String,
     question: Result<String, Failure>,
     options: Vec<String>,
+    /// Called with the id of the review when it is opened for the first time.
+    told: Option<OnOpen>,
 }
+
+type OnOpen = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// Like [`Review`], with a time limit.
 #[derive(Clone)]
@@ -117,7 +122,8 @@ impl Ctx {
         options: impl IntoIterator<Item = impl Into<String>>,
     ) -> Review<'_> {
         let question = self.run.text("the question of a review", question);
-        Review { ctx: self, name: name.into(), question, options: options.into_iter().map(Into::into).collect() }
+        let options = options.into_iter().map(Into::into).collect();
+        Review { ctx: self, name: name.into(), question, options, told: None }
     }
 }
 
@@ -155,6 +161,17 @@ impl<'a> Review<'a> {
         self.opened(None).await
     }
 
+    /// Calls `told` with the id when the review is opened for the first time, before the commit that opens it.
+    pub(crate) fn telling(mut self, told: impl Fn(&str) + Send + Sync + 'static) -> Review<'a> {
+        self.told = Some(Arc::new(told));
+        self
+    }
+
+    /// Opens the review, with or without a time limit.
+    pub(crate) async fn open_for(self, timeout: Option<Duration>) -> Result<PendingReview, Failure> {
+        self.opened(timeout).await
+    }
+
     fn check(&self) -> Result<(), ReviewError> {
         let name = || self.name.clone();
         if !(1..=NAME_BYTES).contains(&self.name.len()) {
@@ -178,7 +195,7 @@ impl<'a> Review<'a> {
 
     async fn opened(self, timeout: Option<Duration>) -> Result<PendingReview, Failure> {
         self.check().map_err(|error| Failure::typed(error).not_retryable())?;
-        let Review { ctx, name, question, options } = self;
+        let Review { ctx, name, question, options, told } = self;
         let (name, question, options) = (&name, question?, &options);
         let timeout_us = timeout.map(|timeout| timeout.as_micros() as u64);
         let call = OpCall { kind: Kind::Review, name, argument: hash(&(&question, options, timeout_us)) };
@@ -202,6 +219,7 @@ impl<'a> Review<'a> {
             let part = part.put(&run.review_key(name, token), Vec::new());
             run.with(|state| state.known.open_review());
             operation.done_with(&(token, until_us), Some(part.into()));
+            told.iter().for_each(|told| told(&format!("{token}/{}", run.id)));
             // If the execution ended before this commit, its end would have to take the review back.
             let _ = operation.doing.flush().await;
             Ok(((token, until_us), place))
@@ -273,6 +291,11 @@ impl PendingReview {
     /// # Ok(()) }
     /// ```
     pub async fn decision(self) -> Result<Option<Decision>, Failure> {
+        self.answer().await
+    }
+
+    /// The same for a decision with a value, which another layer has stored.
+    pub(crate) async fn answer<T: DeserializeOwned>(self) -> Result<Option<T>, Failure> {
         let (ctx, what) = (&self.ctx, WaitsFor::Review(self.name.clone()));
         let call = OpCall { kind: Kind::Decision, name: &self.name, argument: 0 };
         let decided = ctx.replay(what, call, |operation| self.wait(operation));
@@ -284,7 +307,7 @@ impl PendingReview {
         }
     }
 
-    async fn wait(&self, mut operation: Journaled<'_>) -> Result<Decision, Failure> {
+    async fn wait<T: DeserializeOwned>(&self, mut operation: Journaled<'_>) -> Result<T, Failure> {
         let (run, doing, since) = (&self.ctx.run, operation.doing.clone(), operation.since());
         run.effect().await;
         run.ensure_inbox().await;
@@ -361,7 +384,7 @@ impl Run {
 
     /// Closes the reviews of branches that were dropped and have not run since the execution was loaded again: their
     /// code does not run, so it cannot report the reviews.
-    pub(crate) async fn close_lost_reviews(self: &Arc<Run>, fork: &Place, first: usize) {
+    pub(crate) async fn close_lost_reviews(self: &Arc<Run>, is_lost: &(impl Fn(&BranchPath) -> bool + Send + Sync)) {
         if self.engine.rehearsal.is_replay() || !self.with(|state| state.known.has_reviews()) {
             return;
         }
@@ -370,10 +393,8 @@ impl Run {
         let found = self.or_stop(view.scan(&kept.reviews(), Order::Ascending, usize::MAX).await).await;
         for (key, item) in found {
             let place = ReviewRecord::decode(&item.value).ok().map(|record| record.place);
-            let beside = place.and_then(|place| fork.beside(&place.branch));
-            let Some((token, name)) = kept.read_review(&key).filter(|_| beside.is_some_and(|it| it != first)) else {
-                continue;
-            };
+            let is_lost = place.is_some_and(|place| is_lost(&place.branch));
+            let Some((token, name)) = kept.read_review(&key).filter(|_| is_lost) else { continue };
             let open = self.review_key(name, token);
             if self.or_stop(view.get(&open).await).await.is_some() {
                 self.with(|state| state.close_review(open));

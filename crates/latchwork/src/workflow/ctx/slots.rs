@@ -8,8 +8,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::state::{
-    Changed, ContainerPlace, HeldContainers, KnownState, Settled, Slot, Slots, StateBatch, StateError, StateJob,
-    Steward, name_within,
+    Changed, Container, ContainerPlace, HeldContainers, KnownState, Settled, Slot, Slots, StateBatch, StateError,
+    StateJob, Steward, name_within,
 };
 use crate::store::Rev;
 use crate::workflow::ctx::Ctx;
@@ -228,5 +228,12 @@ impl Note<Changed, (KnownState, Option<Changed>)> for SlotRecording {
             Some(changed) => self.answered(run, &changed),
             None => self.record(run, saw(&seen)),
         }
+    }
+}
+
+impl Ctx {
+    /// A stored container whose changes from here are recorded, as those of slots are.
+    pub(crate) fn entrust(&self, container: Container) -> Container {
+        container.by(Arc::new(SlotJournal { ctx: self.clone() }))
     }
 }

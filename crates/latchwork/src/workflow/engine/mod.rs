@@ -154,6 +154,8 @@ pub(crate) enum News {
     Published,
     /// The answer to the update of this id.
     Answer(String),
+    /// An event of its stream.
+    Stream,
 }
 
 /// Notifies the callers that wait for the same news.

@@ -212,6 +212,11 @@ impl ForkSource {
             }
         };
         let reason = || "it has not reached such an operation".to_string();
+        if found.as_ref().is_some_and(|place| place.branch.is_named()) {
+            // Of the states of its blocks only the latest versions are stored.
+            let reason = "a flow is forked from its start only".to_string();
+            return Err(WorkflowError::Fork { id: id.clone(), at, reason });
+        }
         found.map(Some).ok_or_else(|| WorkflowError::Fork { id: id.clone(), at, reason: reason() })
     }
 

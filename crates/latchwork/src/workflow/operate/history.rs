@@ -322,7 +322,10 @@ pub(crate) async fn entries(
         entries.entry(place).or_insert(entry);
     }
     let mut entries: Vec<_> = entries.into_iter().collect();
-    entries.sort_by_cached_key(|(place, _)| place.along());
+    // Blocks are found by name: their order is that in which they were reached.
+    let named = entries.iter().any(|(place, _)| place.branch.is_named());
+    let since = |it: &RecordedEntry| if named { it.entry.since_us } else { 0 };
+    entries.sort_by_cached_key(|(place, it)| (since(it), place.along()));
     Ok(entries)
 }
 

@@ -279,6 +279,15 @@ impl ReviewDescription {
     }
 }
 
+/// A decision as the code that waits for it reads it.
+#[derive(Serialize)]
+struct Valued<'a> {
+    #[serde(flatten)]
+    decision: &'a Decision,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    value: &'a Option<Value>,
+}
+
 /// A review that was found by its id.
 struct FoundReview {
     execution: ExecutionId,
@@ -341,6 +350,17 @@ impl ReviewHandle {
     /// # Ok(()) }
     /// ```
     pub async fn decide(&self, option: &str, by: &str, reason: &str) -> Result<Decision> {
+        self.decide_with(option, by, reason, None).await
+    }
+
+    /// The same, with a value for the code that waits.
+    pub(crate) async fn decide_with(
+        &self,
+        option: &str,
+        by: &str,
+        reason: &str,
+        value: Option<Value>,
+    ) -> Result<Decision> {
         check_name("the decider of a review", by)?;
         if reason.len() > REASON_BYTES {
             let what = "the reason of a decision";
@@ -365,7 +385,8 @@ impl ReviewHandle {
             }
             let at = engine.store.env().now();
             let decision = Decision { option: option.into(), by: by.into(), reason: reason.into(), at };
-            let text = serde_json::to_string(&decision).expect("a decision can be written as JSON");
+            let text = Valued { decision: &decision, value: &value };
+            let text = serde_json::to_string(&text).expect("a decision can be written as JSON");
             record.decision = Some(decision.clone());
             let body = MessageBody::Completed { token: token.as_u128(), result: Ok(text) };
             let writes = vec![Write::Put(key, record.encode()), Write::Delete(open.clone())];

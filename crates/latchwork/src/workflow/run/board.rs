@@ -12,6 +12,7 @@ use crate::workflow::admission::stored::Partition;
 use crate::workflow::definition::DEFAULT_KEEP;
 use crate::workflow::engine::{EngineInner, News};
 use crate::workflow::journal::place::BranchPath;
+use crate::workflow::run::beside::TakenBeside;
 use crate::workflow::run::inbox::Address;
 use crate::workflow::run::journal::Pending;
 use crate::workflow::run::{NextState, Run, RunState, Stop, hash_text};
@@ -66,6 +67,8 @@ pub(crate) struct Boarded {
     is_first: bool,
     /// The reviews that the commit closes because they were given up.
     closed: Vec<Key>,
+    /// The records and events beside the journal that the commit writes.
+    beside: TakenBeside,
     /// How many of the checked locks the code has already let go of.
     left: usize,
     /// True if the record was to be written.
@@ -170,6 +173,8 @@ impl Run {
         }
         boarded.closed = state.reviews.take();
         part = boarded.closed.iter().fold(part, Part::delete);
+        boarded.beside = state.beside.take();
+        part = boarded.beside.add_to(part, &self.kept());
         boarded.flight = state.journal.fly(&boarded.pending);
         let mut commit = commit;
         (commit, boarded.own, _) = part.place_whole(commit);
@@ -225,7 +230,7 @@ impl Run {
         mut after: Option<&mut Execution>,
         boarded: &Boarded,
     ) -> Part {
-        let entries = &boarded.pending;
+        let entries: Vec<&Pending> = boarded.pending.iter().filter(|pending| !pending.is_dropped).collect();
         let is_small = entries.len() <= TAIL && entries.iter().all(|pending| pending.entry.is_small());
         if let Some(after) = after.as_mut().filter(|after| is_small && after.status.is_terminal()) {
             after.tail = entries.iter().map(|pending| (pending.place.clone(), pending.entry.clone())).collect();
@@ -245,7 +250,7 @@ impl Run {
         let (mut key, mut prefix, mut branch) = (Vec::new(), 0, None);
         for (index, pending) in entries.iter().enumerate() {
             let is_told = match index.checked_sub(1) {
-                Some(before) => is_next(&entries[before], pending),
+                Some(before) => is_next(entries[before], pending),
                 None => is_very_first(pending),
             };
             if is_told {
@@ -292,6 +297,9 @@ impl Run {
         drop(state);
         if boarded.publishes {
             self.engine.tell(&self.id, News::Published);
+        }
+        if boarded.beside.has_events() {
+            self.engine.tell(&self.id, News::Stream);
         }
         effects.into_iter().for_each(|(part, placed)| part.land(placed.landing(receipt)));
     }
@@ -340,6 +348,7 @@ impl Run {
             state.known.want();
         }
         state.reviews.put_back(boarded.closed);
+        state.beside.put_back(boarded.beside);
         if boarded.publishes {
             state.published.put_back();
         }

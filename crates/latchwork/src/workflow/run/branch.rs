@@ -120,6 +120,11 @@ impl Branch {
         !std::mem::replace(&mut self.cursor.lock().operates, true)
     }
 
+    /// True if an operation is in progress.
+    pub(crate) fn operates(&self) -> bool {
+        self.cursor.lock().operates
+    }
+
     pub(crate) fn ends(&self) {
         self.cursor.lock().operates = false;
     }

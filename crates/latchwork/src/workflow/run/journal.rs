@@ -3,11 +3,11 @@
 //! hold half of the entries that belong together. It knows nothing of the record, of messages or of what operations
 //! wait for.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use crate::lane::Part;
 use crate::store::{Commit, Key, Write};
-use crate::workflow::journal::place::{BranchPath, Place};
+use crate::workflow::journal::place::{BranchPath, Place, TRACE};
 use crate::workflow::run::inbox::Address;
 use crate::workflow::run::{OpEffect, Submitted};
 use crate::workflow::stored::record::{Entry, Kind};
@@ -23,6 +23,8 @@ pub(super) struct Pending {
     /// The number of the entry, in the order in which the code made them.
     pub(super) stamp: u64,
     pub(super) effect: Option<OpEffect>,
+    /// True if the entry is not stored, because its block has ended; its effect still counts.
+    pub(super) is_dropped: bool,
 }
 
 impl Pending {
@@ -52,6 +54,8 @@ pub(crate) struct Journal {
     carrier: Option<u64>,
     /// Commits of operations' own that the driver has to send.
     submitted: Vec<Submitted>,
+    /// The entries within blocks that have not ended, and whether a commit has held them.
+    within: BTreeMap<Place, bool>,
 }
 
 impl Default for Journal {
@@ -68,6 +72,7 @@ impl Default for Journal {
             lost: Vec::new(),
             carrier: None,
             submitted: Vec::new(),
+            within: BTreeMap::new(),
         }
     }
 }
@@ -89,7 +94,38 @@ impl Journal {
         self.stamps += 1;
         self.bytes += entry.bytes() + effect.as_ref().map_or(0, |effect| effect.part.bytes());
         self.first = self.first.min(self.stamps);
-        Pending { place: place.clone(), entry, stamp: self.stamps, effect }
+        if place.branch.is_named() {
+            self.within.entry(place.clone()).or_default();
+        }
+        Pending { place: place.clone(), entry, stamp: self.stamps, effect, is_dropped: false }
+    }
+
+    /// An entry within a block that has not ended is stored.
+    pub(super) fn found(&mut self, place: &Place) {
+        self.within.insert(place.clone(), true);
+    }
+
+    /// A trace is not needed any more. Returns whether a commit has held it.
+    pub(super) fn forget(&mut self, trace: &Place) -> bool {
+        for kept in [&mut self.pending, &mut self.draft] {
+            kept.retain(|pending| pending.place != *trace);
+        }
+        self.within.remove(trace) == Some(true)
+    }
+
+    /// A block has ended: the entries within it are not needed any more, except for its trace. Returns the places of
+    /// those that a commit has held. The effects of the others still count.
+    pub(super) fn settle(&mut self, block: &BranchPath) -> Vec<Place> {
+        let trace = block.trace();
+        let is_over = |place: &Place| place.branch.is_within(block) && *place != trace;
+        for kept in [&mut self.pending, &mut self.draft] {
+            kept.retain(|pending| !is_over(&pending.place) || pending.effect.is_some());
+            kept.iter_mut().filter(|pending| is_over(&pending.place)).for_each(|pending| pending.is_dropped = true);
+        }
+        let over = self.within.range(block.at(0)..).map(|(place, _)| place);
+        let over: Vec<Place> = over.take_while(|place| place.branch.is_within(block)).cloned().collect();
+        let over = over.into_iter().filter(|place| is_over(place));
+        over.filter(|place| self.within.remove(place) == Some(true)).collect()
     }
 
     /// The entries of one poll belong together: the next commit takes them all.
@@ -167,6 +203,9 @@ impl Journal {
                 self.pending.push(pending);
             } else {
                 written.extend(keys().cloned());
+                if let Some(is_held) = self.within.get_mut(&pending.place) {
+                    *is_held = true;
+                }
                 taken.push(pending);
             }
         }
@@ -294,7 +333,14 @@ impl Journal {
 fn keep(kept: &mut Vec<Pending>, mut pending: Pending) {
     match position(kept, &pending.place) {
         Ok(index) => {
-            pending.effect = pending.effect.or(kept[index].effect.take());
+            let before = kept[index].effect.take();
+            pending.effect = match (pending.effect, before) {
+                // The traces of a loop: each round removes what it has recorded.
+                (Some(effect), Some(before)) if pending.place.number == TRACE => {
+                    Some(OpEffect { part: before.part.and(effect.part), ..effect })
+                }
+                (effect, before) => effect.or(before),
+            };
             kept[index] = pending;
         }
         Err(index) => kept.insert(index, pending),

@@ -2,6 +2,7 @@
 //! operations, the inbox, the guards, the published values, the reviews and the residency. `Run` passes each event to
 //! the machines that it concerns. The execution's own task drives it; callers from outside also use this interface.
 
+mod beside;
 mod board;
 mod branch;
 pub(crate) mod close;

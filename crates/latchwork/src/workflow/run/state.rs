@@ -9,6 +9,7 @@ use crate::workflow::ctx::locks::Grant;
 use crate::workflow::ctx::saga::Undos;
 use crate::workflow::journal::place::{BranchPath, Place};
 use crate::workflow::run::OpEffect;
+use crate::workflow::run::beside::Beside;
 use crate::workflow::run::guards::Guards;
 use crate::workflow::run::inbox::{Address, Inbox};
 use crate::workflow::run::journal::Journal;
@@ -28,6 +29,7 @@ pub(crate) struct RunState {
     pub(crate) guards: Guards,
     pub(crate) published: Publishing,
     pub(crate) reviews: OpenReviews,
+    pub(crate) beside: Beside,
     pub(crate) attempts: Attempts,
     pub(crate) residency: Residency,
     /// The sagas that are running.
@@ -52,6 +54,7 @@ impl RunState {
         self.known.release();
         self.published.release();
         self.reviews.release();
+        self.beside.release();
     }
 
     /// Releases the drafts, unless the code is being polled.
@@ -71,6 +74,21 @@ impl RunState {
     pub(crate) fn publish(&mut self, name: &str, text: String) {
         self.published.publish(name, text);
         self.release_unless_polled();
+    }
+
+    /// An entry within a block is stored.
+    pub(crate) fn found(&mut self, place: &Place) {
+        self.journal.found(place);
+    }
+
+    /// A trace is not needed any more. Returns whether it is stored.
+    pub(crate) fn forget(&mut self, trace: &Place) -> bool {
+        self.journal.forget(trace)
+    }
+
+    /// A block has ended. Returns the entries within it that are stored.
+    pub(crate) fn settle(&mut self, block: &BranchPath) -> Vec<Place> {
+        self.journal.settle(block)
     }
 
     /// Closes a review that was given up, with the next commit.

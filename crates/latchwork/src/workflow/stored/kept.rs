@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::lock::{LockName, LockRefused};
 use crate::record::stored;
 use crate::store::{Item, Key, Range, Rev, Space, Uuid, View};
-use crate::workflow::journal::place::Place;
+use crate::workflow::journal::place::{BranchPath, Place};
 use crate::workflow::run::hash_text;
 use crate::workflow::stored::keys::id_key;
 use crate::workflow::stored::record::{Close, StoredStatus, WaitsFor, fetch};
@@ -171,6 +171,10 @@ enum KeptKind {
     Successor,
     /// The idempotency key of a start that was gathered.
     StartKey,
+    /// The state of a block of a flow.
+    Checkpoint,
+    /// An event of its stream, under its number.
+    Event,
 }
 
 /// The keys of an execution's other records.
@@ -291,6 +295,42 @@ impl<'a> Kept<'a> {
     pub(crate) fn read_review<'k>(&self, key: &'k Key) -> Option<(Uuid, &'k str)> {
         let (token, name) = key.bytes().get(self.prefix.len() + 1..)?.split_first_chunk::<16>()?;
         Some((Uuid::from_bytes(*token), std::str::from_utf8(name).ok()?))
+    }
+
+    /// The checkpoint of a block.
+    pub(crate) fn checkpoint(&self, block: &BranchPath) -> Key {
+        let mut path = Vec::new();
+        block.write(&mut path);
+        self.key(KeptKind::Checkpoint, &path)
+    }
+
+    pub(crate) fn checkpoints(&self) -> Range {
+        self.space.prefix(self.bytes(KeptKind::Checkpoint, &[]))
+    }
+
+    /// Reads the path of the block from the key of a checkpoint.
+    pub(crate) fn read_checkpoint(&self, key: &Key) -> Option<BranchPath> {
+        let path = key.bytes().get(self.prefix.len() + 1..)?;
+        Place::read(&[path, &[0; 4]].concat()).map(|place| place.branch)
+    }
+
+    /// An event of the stream.
+    pub(crate) fn event(&self, number: u64) -> Key {
+        self.key(KeptKind::Event, &number.to_be_bytes())
+    }
+
+    /// The events of the stream from a number on.
+    pub(crate) fn events(&self, from: u64) -> Range {
+        let all = self.space.prefix(self.bytes(KeptKind::Event, &[]));
+        match from.checked_sub(1) {
+            Some(before) => all.after(&self.event(before)),
+            None => all,
+        }
+    }
+
+    /// Reads the number of an event from its key.
+    pub(crate) fn read_event(&self, key: &Key) -> Option<u64> {
+        key.bytes().get(self.prefix.len() + 1..)?.try_into().ok().map(u64::from_be_bytes)
     }
 
     /// All of these records.

@@ -409,6 +409,16 @@ pub enum Kind {
     Review,
     /// How a review was decided.
     Decision,
+    /// A block of a flow with a body.
+    Handler,
+    /// A block of a flow that is a chain of blocks.
+    Sequencer,
+    /// A block of a flow that chooses another block.
+    Router,
+    /// A block of a flow that is repeated, or done for each of several items.
+    Loop,
+    /// What a function between the blocks of a flow has chosen.
+    Choice,
 }
 
 impl std::fmt::Display for Kind {
@@ -499,7 +509,7 @@ pub(crate) struct Keyed {
 #[derive(Serialize, Deserialize)]
 struct JournalRecord(Entry, Option<Intent>);
 
-stored!(Execution => [b"\0\0\0\0"], Removal, Keyed => [b"\0"], JournalRecord => [b""]);
+stored!(Execution => [b"\0\0\0\0", b""], Removal, Keyed => [b"\0"], JournalRecord => [b"", b""]);
 
 /// The record under a key, in a view. A record that cannot be read is an error that names its place.
 pub(crate) async fn fetch<R: Record>(

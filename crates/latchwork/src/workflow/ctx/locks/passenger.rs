@@ -7,7 +7,7 @@ use crate::lock::lane::{Ask, LockAnswer};
 use crate::lock::{LockError, LockName, LockRefused, Owner};
 use crate::store::Timestamp;
 use crate::workflow::ctx::locks::{Unlocked, refused};
-use crate::workflow::journal::place::Place;
+use crate::workflow::journal::place::{BranchPath, Place};
 use crate::workflow::run::{Address, Doing, Note, OpEffect, OpInProgress, Run, Seat};
 use crate::workflow::stored::record::{Entry, EntryState, WaitsFor, failure_text};
 
@@ -84,17 +84,19 @@ impl Run {
 
     /// Abandons the requests of branches that were given up. They may have been given up just before a crash.
     pub(crate) async fn release_lost(self: &Arc<Run>, fork: &Place, first: usize) {
-        self.close_lost_reviews(fork, first).await;
+        self.release_where(|branch| fork.beside(branch).is_some_and(|beside| beside != first)).await;
+    }
+
+    /// Abandons the requests and closes the reviews of these branches.
+    pub(crate) async fn release_where(self: &Arc<Run>, is_lost: impl Fn(&BranchPath) -> bool + Send + Sync) {
+        self.close_lost_reviews(&is_lost).await;
         if self.engine.rehearsal.is_replay() || !self.with(|state| state.known.has_locks()) {
             return;
         }
         let owned = self.or_stop(self.engine.locks.requests_of(&Owner::Execution(self.id.clone())).await).await;
         for (lock, requests) in owned {
             for (_, id) in requests {
-                let place = read_request_id(self, &id);
-                let beside = place.and_then(|place| fork.beside(&place.branch));
-                let is_lost = beside.is_some_and(|beside| beside != first);
-                if is_lost {
+                if read_request_id(self, &id).is_some_and(|place| is_lost(&place.branch)) {
                     self.let_go(&lock, id);
                 }
             }

@@ -1,0 +1,204 @@
+//! The stream of a request: its events in order, numbered without gaps. An event is stored by the commit that it tells
+//! of, and read by any number of readers from any position. Removed with the request.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::flow::error::Result;
+use crate::flow::request::shown;
+use crate::flow::state::ToldChange;
+use crate::store::{Order, Timestamp};
+use crate::workflow::engine::{EngineInner, News};
+use crate::workflow::journal::place::BranchPath;
+use crate::workflow::stored::record::{Kind, StoredStatus};
+use crate::workflow::{ExecutionId, ExecutionState, WorkflowError};
+
+/// How many events are read at once.
+const PAGE: usize = 256;
+
+/// How often the stream of a request is looked at that another process runs.
+const ELSEWHERE: Duration = Duration::from_secs(1);
+
+/// Something that happened to a request.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum FlowEvent {
+    /// The request has begun.
+    RequestStarted {
+        /// The flow and its action, as `flow/action`.
+        action: String,
+    },
+    /// The request has ended. This is the last event.
+    RequestEnded {
+        /// How.
+        state: ExecutionState,
+    },
+    /// A block has begun or ended.
+    Step {
+        /// The path of the block.
+        path: String,
+        /// Its kind.
+        kind: Kind,
+        /// What happened.
+        state: StepState,
+    },
+    /// A block that has ended has changed a state.
+    StateChange {
+        /// The path of the block that the state belongs to.
+        scope: String,
+        /// The name of the operation.
+        operation: String,
+        /// The path in the state; empty for the whole state.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        path: String,
+        /// The argument, or the merge patch from the state before to the state after.
+        delta: Value,
+        /// How often the state was changed since the request was loaded.
+        rev: u64,
+    },
+    /// The state of a sequencer that has ended.
+    StateSnapshot {
+        /// The path of the sequencer.
+        scope: String,
+        /// The state, without transient fields.
+        state: Value,
+    },
+    /// A question was asked.
+    Suspension {
+        /// The id of the question.
+        id: String,
+        /// The path of the block that asks.
+        path: String,
+        /// Why.
+        reason: String,
+    },
+    /// A question was answered, or its time was up.
+    Answer {
+        /// The path of the block that asked.
+        path: String,
+        /// Why it was asked.
+        reason: String,
+        /// The answer; none if the time was up.
+        answer: Option<String>,
+        /// The person or program that answered.
+        by: Option<String>,
+    },
+}
+
+/// What happened to a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum StepState {
+    /// It has begun.
+    Begun,
+    /// It has ended with an output.
+    Completed,
+    /// It has failed.
+    Failed,
+}
+
+/// An event and its number.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct NumberedEvent {
+    /// Its position in the stream, counted from 0.
+    pub number: u64,
+    /// When it was committed.
+    pub at: Timestamp,
+    /// What happened.
+    pub event: FlowEvent,
+}
+
+impl FlowEvent {
+    pub(crate) fn step(path: &BranchPath, kind: Kind, state: StepState) -> FlowEvent {
+        FlowEvent::Step { path: shown(path), kind, state }
+    }
+
+    pub(crate) fn changed(owner: &BranchPath, told: ToldChange) -> FlowEvent {
+        let ToldChange { operation, path, delta, rev } = told;
+        FlowEvent::StateChange { scope: shown(owner), operation: operation.into(), path, delta, rev }
+    }
+}
+
+/// The events of a request, in order. A reader that is slow delays nothing; one that was interrupted continues after
+/// the last number it has seen.
+pub struct Events {
+    engine: Arc<EngineInner>,
+    id: ExecutionId,
+    next: u64,
+    read: VecDeque<NumberedEvent>,
+    is_over: bool,
+}
+
+impl Events {
+    pub(crate) fn new(engine: Arc<EngineInner>, id: ExecutionId, next: u64) -> Events {
+        Events { engine, id, next, read: VecDeque::new(), is_over: false }
+    }
+
+    /// The next event. Waits for it if the request has not ended; `None` after the end.
+    pub async fn next(&mut self) -> Result<Option<NumberedEvent>> {
+        loop {
+            if let Some(event) = self.read.pop_front() {
+                self.next = event.number + 1;
+                self.is_over = matches!(event.event, FlowEvent::RequestEnded { .. });
+                return Ok(Some(event));
+            }
+            if self.is_over {
+                return Ok(None);
+            }
+            self.read = self.wait().await?.into();
+            self.is_over = self.read.is_empty();
+        }
+    }
+
+    /// Waits for more events. There are none if the reader continues after the last one.
+    async fn wait(&self) -> Result<Vec<NumberedEvent>> {
+        let (engine, id, next) = (&self.engine, &self.id, self.next);
+        if engine.node.owns(id) {
+            return Ok(engine.listen(id, News::Stream, |_| page(engine, id, next)).await?);
+        }
+        loop {
+            if let Some(found) = page(engine, id, next).await? {
+                return Ok(found);
+            }
+            engine.store.env().sleep(ELSEWHERE).await;
+        }
+    }
+}
+
+shown!(Events, it => id: it.id, next: it.next);
+
+/// The events from a number on, in one view. `None` if there will be more.
+async fn page(engine: &EngineInner, id: &ExecutionId, next: u64) -> Result<Option<Vec<NumberedEvent>>, WorkflowError> {
+    let (view, kept) = (engine.store.view().await?, engine.kept(id));
+    let mut events = Vec::new();
+    for (key, item) in view.scan(&kept.events(next), Order::Ascending, PAGE).await? {
+        let damaged = || WorkflowError::corrupt(format!("an event of execution {id:?}"));
+        let number = kept.read_event(&key).ok_or_else(damaged)?;
+        let event = crate::json::parse_stored(&item.value).ok_or_else(damaged)?;
+        events.push(NumberedEvent { number, at: item.time, event });
+    }
+    if !events.is_empty() {
+        return Ok(Some(events));
+    }
+    let found = crate::workflow::stored::record::fetch_execution(&view, &engine.spaces.executions, id).await?;
+    let Some((execution, item)) = found else { return Err(WorkflowError::NotFound { id: id.clone() }) };
+    if !execution.status.is_terminal() {
+        return Ok(None);
+    }
+    // The end is the execution's own record: it comes right after the last stored event.
+    let last = view.scan(&kept.events(0), Order::Descending, 1).await?;
+    let number = last.first().and_then(|(key, _)| kept.read_event(key)).map_or(0, |last| last + 1);
+    let ended = ended(number, item.time, &execution.status);
+    Ok(Some(if number >= next { vec![ended] } else { Vec::new() }))
+}
+
+fn ended(number: u64, time: Timestamp, status: &StoredStatus) -> NumberedEvent {
+    NumberedEvent { number, at: time, event: FlowEvent::RequestEnded { state: ExecutionState::of(status) } }
+}

@@ -1,0 +1,124 @@
+//! The machine of what an execution stores beside its journal, in the same commits: records of which only the latest
+//! version counts, and the events of its stream, numbered without gaps. It does not know what the records and events
+//! mean.
+
+use std::collections::BTreeMap;
+
+use crate::lane::Part;
+use crate::store::{Bytes, Key};
+use crate::workflow::stored::kept::Kept;
+
+#[derive(Default)]
+pub(crate) struct Beside {
+    waiting: Batch,
+    /// The records and events of the present poll.
+    draft: Batch,
+    /// The number of the next event.
+    next: u64,
+}
+
+#[derive(Default)]
+struct Batch {
+    /// Without a value, the record is deleted.
+    records: BTreeMap<Key, Option<Bytes>>,
+    events: Vec<Bytes>,
+}
+
+/// What a commit holds of it.
+#[derive(Default)]
+pub(super) struct TakenBeside {
+    batch: Batch,
+    /// The number of the first event.
+    first: u64,
+}
+
+impl Beside {
+    /// The stream holds events below this number.
+    pub(crate) fn continue_at(&mut self, next: u64) {
+        self.next = next;
+    }
+
+    /// True if the stream is empty.
+    pub(crate) fn is_new(&self) -> bool {
+        self.next == 0 && self.waiting.events.is_empty() && self.draft.events.is_empty()
+    }
+
+    /// Stores a record with the next commit, or deletes it.
+    pub(crate) fn put(&mut self, key: Key, value: Option<Bytes>) {
+        self.draft.records.insert(key, value);
+    }
+
+    /// Adds an event to the stream.
+    pub(crate) fn append(&mut self, event: Bytes) {
+        self.draft.events.push(event);
+    }
+
+    /// The poll is over: the next commit takes what was put in it.
+    pub(super) fn release(&mut self) {
+        let Batch { records, events } = std::mem::take(&mut self.draft);
+        self.waiting.records.extend(records);
+        self.waiting.events.extend(events);
+    }
+
+    pub(super) fn take(&mut self) -> TakenBeside {
+        let (batch, first) = (std::mem::take(&mut self.waiting), self.next);
+        self.next += batch.events.len() as u64;
+        TakenBeside { batch, first }
+    }
+
+    /// The commit failed: the next one takes it. A newer version of a record stays. One commit is in flight at a time,
+    /// so the numbers are free again.
+    pub(super) fn put_back(&mut self, taken: TakenBeside) {
+        let Batch { records, mut events } = taken.batch;
+        for (key, value) in records {
+            self.waiting.records.entry(key).or_insert(value);
+        }
+        if !events.is_empty() {
+            self.next = taken.first;
+            events.append(&mut self.waiting.events);
+            self.waiting.events = events;
+        }
+    }
+}
+
+impl TakenBeside {
+    pub(super) fn has_events(&self) -> bool {
+        !self.batch.events.is_empty()
+    }
+
+    pub(super) fn add_to(&self, mut part: Part, kept: &Kept<'_>) -> Part {
+        for (key, value) in &self.batch.records {
+            part = match value {
+                Some(value) => part.put(key, value.clone()),
+                None => part.delete(key),
+            };
+        }
+        for (number, event) in (self.first..).zip(&self.batch.events) {
+            part = part.put(&kept.event(number), event.clone());
+        }
+        part
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_numbered_without_gaps_whatever_becomes_of_their_commits() {
+        let mut beside = Beside::default();
+        beside.continue_at(7);
+        beside.append(Bytes::from_static(b"a"));
+        assert!(!beside.take().has_events(), "the poll is not over");
+        beside.release();
+        let failed = beside.take();
+        assert_eq!((failed.first, failed.batch.events.len()), (7, 1));
+        beside.append(Bytes::from_static(b"b"));
+        beside.release();
+        beside.put_back(failed);
+        let again = beside.take();
+        assert_eq!((again.first, again.batch.events.len()), (7, 2));
+        assert_eq!(again.batch.events[0], Bytes::from_static(b"a"), "the order stays");
+        assert_eq!(beside.take().first, 9);
+    }
+}

@@ -1,0 +1,135 @@
+//! The task board: each task is done once, in order, whatever happens to its workers.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use latchwork::flow::{Board, BoardError, BoardState, Dispatch, NewTask, TaskState};
+use latchwork::store::{Env, Limits, Store};
+use parking_lot::Mutex;
+use serde_json::json;
+
+const LEASE: Duration = Duration::from_secs(60);
+
+async fn board() -> Board {
+    Board::open(&Store::memory().await.unwrap(), "b").await.unwrap()
+}
+
+/// Each row: an order, and the tasks in the order in which they are claimed.
+#[tokio::test]
+async fn tasks_are_claimed_in_the_order_of_the_board_and_after_what_they_depend_on() {
+    for (dispatch, expected) in [
+        (Dispatch::Arrival, ["a", "b", "c", "d"]),
+        (Dispatch::Topology, ["a", "c", "b", "d"]),
+        (Dispatch::Priority, ["c", "a", "d", "b"]),
+    ] {
+        let board = board().await.dispatch(dispatch);
+        let tasks = [
+            NewTask::new("a", 1).priority(5),
+            NewTask::new("b", 2).after("a").priority(1),
+            NewTask::new("c", 3).priority(9),
+            NewTask::new("d", 4).after("a").after("c").priority(2),
+        ];
+        board.add(tasks).await.unwrap();
+        let mut claimed = Vec::new();
+        while let Some(task) = board.claim("w", LEASE).await.unwrap() {
+            claimed.push(task.task.id.clone());
+            assert_eq!(board.state().await.unwrap(), BoardState::Open);
+            board.complete(task, json!("done")).await.unwrap();
+        }
+        assert_eq!(claimed, expected, "{dispatch:?}");
+        assert_eq!(board.state().await.unwrap(), BoardState::AllCompleted);
+    }
+}
+
+#[tokio::test]
+async fn a_task_fails_after_its_attempts_and_blocks_what_depends_on_it() {
+    let board = board().await.attempts(2);
+    board.add([NewTask::new("a", 1), NewTask::new("b", 2).after("a")]).await.unwrap();
+    for _ in 0..2 {
+        let task = board.claim("w", LEASE).await.unwrap().unwrap();
+        board.fail(task, "broken").await.unwrap();
+    }
+    assert!(board.claim("w", LEASE).await.unwrap().is_none());
+    assert_eq!(board.state().await.unwrap(), BoardState::BlockedByFailures);
+    let states: Vec<TaskState> = board.tasks().await.unwrap().into_iter().map(|task| task.state).collect();
+    assert_eq!(states, [TaskState::Failed("broken".into()), TaskState::Waiting]);
+}
+
+#[tokio::test]
+async fn a_claim_whose_lease_is_over_is_taken_away_and_can_do_nothing_any_more() {
+    let (env, clock) = Env::seeded(1);
+    let board = Board::open(&Store::memory_with(env, Limits::default()).await.unwrap(), "b").await.unwrap();
+    board.add([NewTask::new("a", 1)]).await.unwrap();
+    let late = board.claim("slow", LEASE).await.unwrap().unwrap();
+    assert!(board.claim("fast", LEASE).await.unwrap().is_none());
+    clock.advance(LEASE * 2);
+    let taken = board.claim("fast", LEASE).await.unwrap().unwrap();
+    assert_eq!(taken.task.attempts, 2);
+    assert!(matches!(board.complete(late.clone(), 1).await, Err(BoardError::ClaimLost { .. })));
+    assert!(matches!(board.fail(late, "late").await, Err(BoardError::ClaimLost { .. })));
+    board.complete(taken, json!(7)).await.unwrap();
+    assert_eq!(board.tasks().await.unwrap()[0].state, TaskState::Completed(json!(7)));
+}
+
+#[tokio::test]
+async fn wrong_tasks_are_refused() {
+    let board = board().await;
+    board.add([NewTask::new("a", 1)]).await.unwrap();
+    for (tasks, expected) in [
+        (vec![NewTask::new("a", 1)], "there is a task \"a\" already"),
+        (vec![NewTask::new("b", 1), NewTask::new("b", 1)], "there is a task \"b\" already"),
+        (vec![NewTask::new("b", 1).after("x")], "there is no task \"x\""),
+        (
+            vec![NewTask::new("b", 1).after("c"), NewTask::new("c", 1).after("b")],
+            "task \"b\" depends on itself, through others",
+        ),
+        (vec![NewTask::new("", 1)], "\"\" cannot be the name of a board or task: it is empty or too long"),
+    ] {
+        assert_eq!(board.add(tasks).await.unwrap_err().to_string(), expected);
+    }
+    assert_eq!(board.tasks().await.unwrap().len(), 1);
+}
+
+/// Workers that stop in the middle lose their claims; each task is completed once all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_workers_do_each_of_ten_thousand_tasks_once() {
+    let (env, clock) = Env::seeded(1);
+    let board =
+        Board::open(&Store::memory_with(env, Limits::default()).await.unwrap(), "b").await.unwrap().attempts(100);
+    let task = |number: u32| match number % 10 {
+        0 => NewTask::new(format!("t{number:05}"), number),
+        _ => NewTask::new(format!("t{number:05}"), number).after(format!("t{:05}", number - 1)),
+    };
+    board.add((0..10_000).map(task)).await.unwrap();
+    let done: std::sync::Arc<Mutex<BTreeMap<String, u32>>> = Default::default();
+    let workers = (0..32_u64).map(|worker| {
+        let (board, done, clock) = (board.clone(), done.clone(), clock.clone());
+        tokio::spawn(async move {
+            let mut random = fastrand::Rng::with_seed(worker);
+            loop {
+                let Some(task) = board.claim(&worker.to_string(), LEASE).await.unwrap() else {
+                    if board.state().await.unwrap() != BoardState::Open {
+                        return;
+                    }
+                    clock.advance(Duration::from_millis(100));
+                    tokio::task::yield_now().await;
+                    continue;
+                };
+                // A worker that is killed leaves its claim behind.
+                if random.u32(0..100) == 0 {
+                    continue;
+                }
+                let id = task.task.id.clone();
+                if board.complete(task, 1).await.is_ok() {
+                    *done.lock().entry(id).or_default() += 1;
+                }
+            }
+        })
+    });
+    for worker in futures_util::future::join_all(workers).await {
+        worker.unwrap();
+    }
+    assert_eq!(board.state().await.unwrap(), BoardState::AllCompleted);
+    let done = done.lock();
+    assert!(done.len() == 10_000 && done.values().all(|times| *times == 1));
+}

@@ -1,0 +1,171 @@
+//! Questions and answers: one answer wins, a bad one leaves the question open, and no question is asked twice.
+
+use std::time::Duration;
+
+use latchwork::flow::{AnswerKind, BlockError, Flow, FlowError, flow, handler, sequencer};
+use latchwork::store::Store;
+use latchwork::workflow::Engine;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::{Log, Tally, add, failure, only, test_engine};
+
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+struct Price {
+    cents: u32,
+}
+
+fn asking(log: &Log) -> Flow {
+    let asks = |name: &str| {
+        let log = log.clone();
+        let own = name.to_string();
+        handler(name).run(move |ctx, value: i64| {
+            let (log, own) = (log.clone(), own.clone());
+            async move {
+                log.add(&own);
+                let allow = [AnswerKind::Submit, AnswerKind::Reject, AnswerKind::Skip];
+                let question = ctx.suspend(&own).message("What does it cost?").data(&json!({"item": value}));
+                let answer = question.schema_of::<Price>().allow(allow).await?;
+                Ok(match answer.kind {
+                    AnswerKind::Submit => value + i64::from(answer.read::<Price>()?.cents),
+                    _ => value,
+                })
+            }
+        })
+    };
+    let chain = sequencer("chain").state::<Tally>().step(&add("a", log)).step(&asks("first")).step(&add("b", log));
+    only(chain.step(&asks("second")).build().unwrap())
+}
+
+#[tokio::test]
+async fn a_request_waits_for_answers_over_restarts_and_asks_each_question_once() {
+    let (store, log) = (Store::memory().await.unwrap(), Log::default());
+    let flow = asking(&log);
+    let mut output = None;
+    for life in 0..3 {
+        let engine = Engine::on(&store).flow(&flow).start().await.unwrap();
+        let flows = engine.flow(&flow);
+        let request = match life {
+            0 => flows.run("run", 1).id("r").session("s").await.unwrap(),
+            _ => flows.request("r"),
+        };
+        if life > 0 {
+            let question = loop {
+                if let [question] = &flows.suspensions().await.unwrap()[..] {
+                    break question.clone();
+                }
+                tokio::task::yield_now().await;
+            };
+            let reason = ["first", "second"][life - 1];
+            assert_eq!((&*question.reason, &*question.path), (reason, &*format!("chain/{reason}")));
+            assert_eq!((&*question.message, question.is_open), ("What does it cost?", true));
+            let answer = |kind, value: serde_json::Value| flows.answer(&question.id, kind, value, "ada");
+            assert!(matches!(answer(AnswerKind::Approve, json!(null)).await, Err(FlowError::NotAllowed { .. })));
+            let bad = answer(AnswerKind::Submit, json!({"cents": "many"})).await;
+            assert!(matches!(&bad, Err(FlowError::BadAnswer { reason, .. }) if reason.contains("cents")), "{bad:?}");
+            assert_eq!(request.suspensions().await.unwrap().len(), 1, "a bad answer leaves the question open");
+            let race = futures_util::future::join_all((0..8).map(|_| answer(AnswerKind::Submit, json!({"cents": 50}))));
+            let won = race.await.into_iter().filter(Result::is_ok).count();
+            assert_eq!(won, 1, "one caller wins");
+            let late = answer(AnswerKind::Skip, json!(null)).await;
+            assert!(matches!(&late, Err(FlowError::Answered { decision }) if decision.by == "ada"), "{late:?}");
+        }
+        if life == 2 {
+            output = Some(request.result::<i64>().await.unwrap());
+        } else {
+            let next = ["first", "second"][life];
+            while log.count(next) == 0 || !flows.suspensions().await.unwrap().iter().any(|it| it.reason == next) {
+                tokio::task::yield_now().await;
+            }
+        }
+        engine.stop();
+    }
+    assert_eq!(output, Some(103));
+    assert_eq!((log.count("a"), log.count("b")), (1, 1), "{:?}", log.all());
+    assert!(matches!(
+        Engine::on(&store).flow(&flow).start().await.unwrap().flow(&flow).suspension("x").await,
+        Err(FlowError::UnknownQuestion { .. })
+    ));
+}
+
+#[tokio::test]
+async fn a_suspended_request_leaves_memory() {
+    let log = Log::default();
+    let flow = asking(&log);
+    let test = test_engine(&flow).await;
+    let engine = test.engine().clone();
+    test.run(async {
+        let request = engine.flow(&flow).run("run", 1).id("r").await.unwrap();
+        while engine.residents() > 0 {
+            engine.store().env().sleep(Duration::from_secs(1)).await;
+        }
+        for _ in 0..2 {
+            let question = loop {
+                if let Some(question) = request.suspensions().await.unwrap().pop() {
+                    break question;
+                }
+                engine.store().env().sleep(Duration::from_secs(1)).await;
+            };
+            engine.flow(&flow).answer(&question.id, AnswerKind::Skip, (), "ada").await.unwrap();
+        }
+        assert_eq!(request.result::<i64>().await.unwrap(), 3);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_answer_after_the_time_limit_is_refused_and_the_wait_fails() {
+    let asks = handler("asks").run(async |ctx, value: i64| {
+        ctx.suspend("now").timeout(Duration::from_secs(60)).await?;
+        Ok(value)
+    });
+    let block = sequencer("chain").step(&asks).build().unwrap();
+    let flow = flow("test").action("run", block).build().unwrap();
+    let test = test_engine(&flow).await;
+    let engine = test.engine().clone();
+    test.run(async {
+        let request = engine.flow(&flow).run("run", 1).id("r").await.unwrap();
+        let question = loop {
+            if let Some(question) = request.suspensions().await.unwrap().pop() {
+                break question;
+            }
+            tokio::task::yield_now().await;
+        };
+        let late = failure(request.result::<i64>().await).get::<BlockError>();
+        assert_eq!(late, Some(BlockError::Unanswered { path: "chain/asks".into(), reason: "now".into() }));
+        let refused = engine.flow(&flow).answer(&question.id, AnswerKind::Approve, (), "ada").await;
+        assert!(matches!(refused, Err(FlowError::Closed { .. })), "{refused:?}");
+    })
+    .await;
+}
+
+/// The loser of a race has an open question: it is closed in the commit that records the winner.
+#[tokio::test]
+async fn a_question_of_a_block_that_was_given_up_is_closed() {
+    let log = Log::default();
+    let asks = handler("asks").run(async |ctx, value: i64| {
+        ctx.suspend("never").await?;
+        Ok(value)
+    });
+    let sleeps = handler("sleeps").run(async |ctx, value: i64| {
+        ctx.sleep(Duration::from_secs(3600)).await?;
+        Ok(value + 1)
+    });
+    let block = sequencer("chain").state::<Tally>().race(&[&asks, &sleeps]).step(&super::sleeps("end", &log));
+    let flow = only(block.build().unwrap());
+    let test = test_engine(&flow).await;
+    let engine = test.engine().clone();
+    test.run(async {
+        let request = engine.flow(&flow).run("run", 1).id("r").await.unwrap();
+        while request.suspensions().await.unwrap().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        while log.count("end") == 0 {
+            engine.store().env().sleep(Duration::from_secs(60)).await;
+        }
+        assert!(request.suspensions().await.unwrap().is_empty());
+        assert_eq!(request.result::<i64>().await.unwrap(), 3);
+    })
+    .await;
+}
