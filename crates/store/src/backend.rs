@@ -80,6 +80,11 @@ pub trait Backend: Send + Sync + 'static {
         None
     }
 
+    /// What this backend offers beside this trait, for code that knows its type.
+    fn extension(&self) -> Option<&dyn std::any::Any> {
+        None
+    }
+
     /// Resolves when the store was closed or has stopped. A backend without openings may never resolve.
     fn ended(&self) -> Answer<'_, ()> {
         Box::pin(std::future::pending())

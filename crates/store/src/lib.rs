@@ -48,6 +48,8 @@ mod view;
 mod watch;
 
 pub use bytes::Bytes;
+#[cfg(feature = "postgres")]
+pub use tokio_postgres;
 pub use uuid::Uuid;
 
 pub use store::{Confirm, Store};
@@ -64,10 +66,10 @@ pub use file::FileOptions;
 pub use file::Sabotage;
 pub use key::{Generation, Key, Range, Rev, SpaceId};
 pub use limits::Limits;
-#[cfg(feature = "postgres")]
-pub use postgres::PostgresOptions;
 #[cfg(all(feature = "postgres", feature = "testing"))]
 pub use postgres::PostgresSabotage;
+#[cfg(feature = "postgres")]
+pub use postgres::{OutboxRow, Postgres, PostgresOptions, SqlEnded, SqlError, SqlTransaction, SqlTx};
 pub use space::{History, Space, SpaceSpec};
 pub use view::{Item, View};
 pub use watch::Watch;

@@ -238,6 +238,18 @@ impl Store {
         }
     }
 
+    /// Checks a commit as [`Store::commit`] does, for a backend that is given commits in another way.
+    #[cfg(feature = "postgres")]
+    pub(crate) async fn accepts(&self, commit: &Commit) -> Result<()> {
+        match self.check_commit(commit) {
+            Err(StoreError::UnknownSpace { .. }) => {
+                self.learn_spaces().await?;
+                self.check_commit(commit)
+            }
+            checked => checked,
+        }
+    }
+
     fn check_commit(&self, commit: &Commit) -> Result<()> {
         self.inner.limits.check_commit(commit)?;
         if commit.meta.len() > self.inner.limits.value_bytes {

@@ -11,7 +11,9 @@ use serde_json::Value;
 
 use crate::claim::claims::ClaimsInner;
 use crate::claim::error::{ClaimError, Result};
+use crate::claim::rows::SqlWork;
 use crate::claim::stored::Claim;
+use crate::claim::table::ROWS;
 use crate::entity::{Add, Entities, Entity, EntityId, Remove, Transaction, Update};
 use crate::json::{self, JsonError};
 use crate::lock::Session;
@@ -44,6 +46,8 @@ pub(crate) struct StagedWrites {
     pub(crate) has_others: bool,
     pub(crate) slots: Vec<SlotChange>,
     pub(crate) starts: Vec<StagedStart>,
+    /// SQL that runs in the transaction of the final status.
+    pub(crate) sql: Vec<SqlWork>,
     /// The first staged value that JSON cannot hold.
     pub(crate) wrong: Option<(&'static str, JsonError)>,
 }
@@ -113,7 +117,9 @@ impl ActionCtx {
         input: Value,
         session: Option<Session>,
     ) -> ActionCtx {
-        let token = claim.terms.claim_into.as_ref().map(|_| ClaimToken {
+        // The record of a row is in the user's table, so no commit of the store can check it.
+        let is_row = entity.id.starts_with(ROWS);
+        let token = claim.terms.claim_into.as_ref().filter(|_| !is_row).map(|_| ClaimToken {
             entity: entity.id.clone(),
             key: claims.ledger.entities.key(&entity.id),
             rev: Rev(claim.token),
@@ -250,7 +256,7 @@ impl ActionCtx {
         let ledger = &self.inner.claims.ledger;
         // While the store is unavailable, no other caller can take the claim away either.
         let Ok(view) = ledger.store.view().await else { return Ok(()) };
-        match ledger.entities.standing(&view, &self.inner.entity.id).await {
+        match ledger.standing(&view, &self.inner.entity.id).await {
             Ok(None) => Err(lost),
             Ok(Some(standing)) if standing.rev != self.inner.entity.rev => Err(lost),
             Ok(Some(_)) | Err(_) => Ok(()),
@@ -420,6 +426,23 @@ impl ActionCtx {
         self.stage(|staged| staged.slots.push(change));
     }
 
+    /// Runs SQL on the user's own tables in the transaction of the final status, on a store in PostgreSQL: both take
+    /// effect, or neither. It is called when the transition is committed, and again if the transaction is rolled back
+    /// for a deadlock or a lost connection. An error of it fails the transition, and the claim is released.
+    #[cfg(feature = "postgres")]
+    pub fn sql<F, Fut, E>(&self, work: F)
+    where
+        F: Fn(crate::store::SqlTx) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<(), E>> + Send + 'static,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let work: SqlWork = Arc::new(move |tx| {
+            let work = work(tx);
+            Box::pin(async move { work.await.map_err(crate::claim::ActionError::new) })
+        });
+        self.stage(|staged| staged.sql.push(work));
+    }
+
     /// Starts an execution in the commit of the final status. Returns its id.
     ///
     /// ```
@@ -489,6 +512,11 @@ impl StagedWrites {
     /// True if only the entity itself is written.
     pub(crate) fn is_alone(&self) -> bool {
         !self.has_others && self.slots.is_empty()
+    }
+
+    /// The SQL that goes with the final status, and the name of the action.
+    pub(crate) fn sql_of<'a>(&'a self, claim: &'a Claim) -> (&'a [SqlWork], &'a str) {
+        (&self.sql, claim.terms.action.as_deref().unwrap_or_default())
     }
 
     pub(crate) fn check(&self) -> Result<()> {

@@ -19,9 +19,10 @@ use crate::claim::finding::{Finding, Findings, Rule};
 use crate::claim::janitor::{self, Abandoned};
 use crate::claim::ledger::Ledger;
 use crate::claim::machine::Machine;
-use crate::claim::outbox::{AfterEffect, Handler, Outbox};
+use crate::claim::outbox::{AfterEffect, EffectOutbox, Handler};
 use crate::claim::outcome::Outcome;
 use crate::claim::read;
+use crate::claim::rows::Rows;
 use crate::claim::stored::ClaimSpaces;
 use crate::claim::timers;
 use crate::claim::validate::{self, Registered};
@@ -84,7 +85,7 @@ pub(crate) struct ClaimsInner {
     pub(crate) actions: BTreeMap<String, Action>,
     pub(crate) guards: BTreeMap<String, GuardFn>,
     pub(crate) covers: BTreeMap<String, Cover>,
-    pub(crate) outbox: Arc<Outbox>,
+    pub(crate) outbox: Arc<EffectOutbox>,
     pub(crate) alarms: Arc<Alarms>,
     /// Each step that a timer fires holds one permit.
     pub(crate) ringing: Arc<Semaphore>,
@@ -195,6 +196,10 @@ impl Claims {
     /// ```
     pub async fn add(&self, workflow: &str, add: Add) -> Result<OpReceipt> {
         let (inner, machine) = (&self.inner, self.inner.machine(workflow)?);
+        if let Some(table) = &machine.config.meta.table {
+            let reason = "its rows are inserted by SQL, at a status that they may start at".into();
+            return Err(ClaimError::Table { workflow: workflow.into(), table: table.name.clone(), reason });
+        }
         let ledger = &inner.ledger;
         let given = add.clone().checked(0)?;
         let meta = &machine.config.meta;
@@ -545,21 +550,40 @@ impl ClaimsBuilder {
         if !missing.is_empty() {
             return Err(ClaimError::Uncovered { missing });
         }
+        for workflow in &workflows {
+            self.check_table(workflow)?;
+        }
+        let rows = Rows::boot(&self.engine.inner.store, &workflows).await?;
         let mut machines = BTreeMap::new();
         for workflow in workflows {
             machines.insert(workflow.name.clone(), Machine::new(workflow, &self.started)?);
         }
-        self.begin(machines).await
+        self.begin(machines, rows).await
     }
 
-    async fn begin(self, machines: BTreeMap<String, Machine>) -> Result<Claims> {
+    /// An execution ends its claim in a commit of its own, which cannot change a row.
+    fn check_table(&self, workflow: &ClaimWorkflow) -> Result<()> {
+        let Some(table) = &workflow.meta.table else { return Ok(()) };
+        let actions = workflow.steps.iter().filter_map(|step| step.action.as_ref()).flat_map(Each::values);
+        let is_durable = |name: &str| matches!(self.actions.get(name), Some(Action::Durable(_)));
+        match actions.map(|(_, name)| name).find(|name| is_durable(name)) {
+            None => Ok(()),
+            Some(name) => {
+                let reason =
+                    format!("action {name:?} is a workflow; start it as an after-effect, or make it an action");
+                Err(ClaimError::Table { workflow: workflow.name.clone(), table: table.name.clone(), reason })
+            }
+        }
+    }
+
+    async fn begin(self, machines: BTreeMap<String, Machine>, rows: Option<Arc<Rows>>) -> Result<Claims> {
         let engine = self.engine.inner.clone();
         if ClaimsInner::on(&engine).is_some() {
             return Err(ClaimError::AlreadyStarted);
         }
         let (node, store) = (engine.node.clone(), engine.store.clone());
         let spaces = ClaimSpaces::declare(&store).await?;
-        let (outbox, acked) = Outbox::new(&node, &spaces, self.handlers, self.effect_attempts);
+        let (outbox, acked) = EffectOutbox::new(&node, &spaces, self.handlers, self.effect_attempts);
         let alarms = Alarms::new(&node, &spaces.timers);
         let ledger = Arc::new(Ledger {
             store,
@@ -569,6 +593,7 @@ impl ClaimsBuilder {
             engine,
             outbox: Arc::downgrade(&outbox),
             timers: Arc::downgrade(&alarms),
+            rows,
         });
         let inner = Arc::new(ClaimsInner {
             ledger,

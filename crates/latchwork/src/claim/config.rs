@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::claim::table::UserTable;
+
 /// A claim workflow: the statuses that entities of a type go through, and the steps that lead from one to another.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -50,6 +52,9 @@ pub struct ClaimMeta {
     pub entity_type: String,
     /// The path of the status in an entity's data, such as `status` or `billing.status`.
     pub status_field: String,
+    /// The user's own table that holds them, on a store in PostgreSQL. Without it, they are entities of the store.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub table: Option<UserTable>,
     /// What recovers the claims of processes that are gone.
     #[serde(skip_serializing_if = "is_default")]
     #[cfg_attr(feature = "schema", schemars(default))]
@@ -289,6 +294,7 @@ impl ClaimWorkflow {
             owning_module: owning_module.into(),
             entity_type: entity_type.into(),
             status_field: "status".into(),
+            table: None,
             janitor: Janitor::Engine,
         };
         ClaimWorkflow {
@@ -311,6 +317,12 @@ impl ClaimWorkflow {
     /// ```
     pub fn statuses<S: Into<String>>(mut self, statuses: impl IntoIterator<Item = S>) -> Self {
         self.status_types = statuses.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Makes the workflow work on rows of the user's own table: see [`UserTable`].
+    pub fn table(mut self, name: impl Into<String>, id: impl Into<String>, version: impl Into<String>) -> Self {
+        self.meta.table = Some(UserTable { name: name.into(), id: id.into(), version: version.into() });
         self
     }
 

@@ -217,6 +217,7 @@ impl Ledger {
             engine: engine.clone(),
             outbox: Weak::new(),
             timers: Weak::new(),
+            rows: None,
         }
     }
 

@@ -74,6 +74,12 @@ pub enum ClaimError {
     /// Other callers wrote the entity between each read and commit.
     #[error("entity {id:?} was changed by other callers during each of {tries} attempts; try again later")]
     Contended { id: EntityId, tries: u32 },
+    /// A table of the user's own cannot be used.
+    #[error("claim workflow {workflow:?} cannot work on table {table:?}: {reason}")]
+    Table { workflow: String, table: String, reason: String },
+    /// A row of a user's own table cannot be used as asked.
+    #[error("row {id:?}: {reason}")]
+    Row { id: EntityId, reason: String },
     /// Claims were already started on this engine.
     #[error("claims were already started on this engine: pass all workflows to one `Claims::on`")]
     AlreadyStarted,
@@ -154,6 +160,8 @@ impl ClaimError {
             | WrongType { .. }
             | NoStatus { .. }
             | NotInitial { .. }
+            | Table { .. }
+            | Row { .. }
             | Json { .. }
             | AlreadyStarted
             | Cursor(_)

@@ -61,6 +61,11 @@ impl Ledger {
         output: &Value,
     ) -> Result<TransitionOutcome> {
         staged.check()?;
+        let is_row = self.row_of(&firing.standing.id)?.is_some();
+        if is_row && staged.data.is_some() {
+            let reason = "an action changes a row by ctx.sql, not by set_data or merge_data".into();
+            return Err(ClaimError::Row { id: firing.standing.id.clone(), reason });
+        }
         let env = self.store.env();
         let (until, now) = (env.monotonic() + firing.claim.terms.lease(), env.now());
         let expected = self.expect_effects(firing, output, now);
@@ -69,7 +74,8 @@ impl Ledger {
             false => {
                 let update = Update::new(firing.standing.id.clone()).data(self.final_data(firing, staged));
                 let update = update.if_rev(firing.standing.rev);
-                Some(self.entities.checked(staged.others.clone().update(update))?)
+                let others = staged.others.clone();
+                Some(self.entities.checked(if is_row { others } else { others.update(update) })?)
             }
         };
         let mut tries = 0;
@@ -88,7 +94,7 @@ impl Ledger {
                 }
                 Err(error) => return Err(error),
             };
-            let found = self.entities.standing(&self.view().await?, &firing.standing.id).await?;
+            let found = self.standing(&self.view().await?, &firing.standing.id).await?;
             if found.is_none_or(|found| found.rev != firing.standing.rev) {
                 if !self.has_landed(firing).await? {
                     expected.into_iter().for_each(Expected::refused);
@@ -125,8 +131,8 @@ impl Ledger {
     ) -> Result<Tried> {
         let part = self.finishing(firing, staged, output, now).await?;
         let data = self.final_data(firing, staged);
-        let revised = self.entities.revise(&firing.standing, data, &firing.claim.meta()).await?;
-        Ok(match self.send(revised, part).await? {
+        let revised = self.revise(&firing.standing, data, &firing.claim.meta()).await?;
+        Ok(match self.send_with(revised, part, staged.sql_of(&firing.claim)).await? {
             LedgerOutcome::Landed(_) => Tried::Landed,
             LedgerOutcome::StartTaken => Tried::StartTaken,
             _ => Tried::Refused,
@@ -158,7 +164,13 @@ impl Ledger {
             (commit, place, rest) = self.finishing(firing, staged, output, now).await?.place_whole(commit);
             placed = Some((place, rest));
         }
-        match self.store.commit(commit).await.inspect_err(|_| self.unanswered())? {
+        let row = match self.row_of(&firing.standing.id)?.filter(|_| !is_doomed) {
+            Some(rows) => Some(rows.revise(&firing.standing, self.final_data(firing, staged))?.0),
+            None => None,
+        };
+        let sql = if is_doomed { (&[][..], "") } else { staged.sql_of(&firing.claim) };
+        let Some(outcome) = self.commit(commit, row.as_ref(), sql).await? else { return Ok(Tried::Refused) };
+        match outcome {
             Outcome::Applied(receipt) => {
                 let Some((place, rest)) = placed else { return Ok(Tried::Refused) };
                 rest.land(place.landing(&receipt));

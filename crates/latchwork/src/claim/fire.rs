@@ -154,6 +154,7 @@ impl ClaimsInner {
     pub(crate) async fn fire(self: &Arc<ClaimsInner>, call: FireCall) -> Result<Fired> {
         let machine = self.machine(&call.workflow)?;
         machine.knows(&call.which)?;
+        let call = FireCall { entity: machine.entity(&call.entity), ..call };
         // True if this caller has tried to claim and another caller was faster.
         let mut is_outrun = false;
         for _ in 0..TRIES {
@@ -161,7 +162,7 @@ impl ClaimsInner {
                 return Err(ClaimError::Stopped);
             }
             let view = self.ledger.view().await?;
-            let standing = self.ledger.entities.standing(&view, &call.entity).await?;
+            let standing = self.ledger.standing(&view, &call.entity).await?;
             let standing = standing.ok_or_else(|| ClaimError::NotFound { id: call.entity.clone() })?;
             let terms = match self.possible(machine, &standing, &call)? {
                 Possible::Step(terms) => terms,
@@ -370,7 +371,7 @@ impl ClaimsInner {
                     // The commit may have landed. If the store cannot be read now, the janitor finds the claim later.
                     let view = self.ledger.view().await?;
                     let found = self.ledger.claim_on(&view, &standing.id).await?;
-                    let standing = self.ledger.entities.standing(&view, &standing.id).await?;
+                    let standing = self.ledger.standing(&view, &standing.id).await?;
                     let is_ours = found.is_some_and(|(found, _)| found == claim);
                     return match standing.filter(|standing| is_ours && standing.rev.0 == claim.token) {
                         Some(standing) => Ok(Some((held, Box::new(firing(standing)), session))),
@@ -491,7 +492,7 @@ impl ClaimsInner {
                 Some(fired) => Ok(fired),
                 None => {
                     let view = self.ledger.view().await?;
-                    let now = self.ledger.entities.standing(&view, &call.entity).await?;
+                    let now = self.ledger.standing(&view, &call.entity).await?;
                     let status = now.and_then(|now| terms.status(now.data()).map(str::to_string));
                     Ok(Fired::Conflict(Conflict { status, expected }))
                 }

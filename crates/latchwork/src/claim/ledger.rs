@@ -8,10 +8,14 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use serde_json::Value;
+
 use crate::claim::error::{ClaimError, Result};
 use crate::claim::finish::Firing;
-use crate::claim::outbox::Outbox;
+use crate::claim::outbox::EffectOutbox;
+use crate::claim::rows::{self, RowChange, Rows, SqlWork};
 use crate::claim::stored::{Claim, ClaimPhase, ClaimSpaces, Logged, LoggedKind};
+use crate::claim::table::ROWS;
 use crate::entity::{
     Add, Effect as OpEffect, Entities, EntityError, EntityId, Meta, OpReceipt, Revised, Standing, Transaction,
 };
@@ -42,9 +46,17 @@ pub(crate) struct Ledger {
     pub(crate) spaces: ClaimSpaces,
     pub(crate) engine: Arc<engine::EngineInner>,
     /// Delivers after-effects, if they are delivered in this process. It is notified when they have landed.
-    pub(crate) outbox: Weak<Outbox>,
+    pub(crate) outbox: Weak<EffectOutbox>,
     /// Rings timers, if they are rung in this process. It is notified when they have landed.
     pub(crate) timers: Weak<Alarms>,
+    /// The user's own tables, if there are claim workflows on any.
+    pub(crate) rows: Option<Arc<Rows>>,
+}
+
+/// A change of the status of an entity or a row that is about to be sent.
+pub(crate) enum LedgerChange {
+    Entity(Box<Revised>),
+    Row(RowChange, Standing, Meta),
 }
 
 /// The result of a commit on an entity.
@@ -97,15 +109,73 @@ impl Ledger {
             return Ok(None);
         }
         let claiming = claim.terms.claim_into.as_deref();
-        let standing = self.entities.standing(&view, entity).await?;
+        let standing = self.standing(&view, entity).await?;
         Ok(Some((rev, standing.filter(|standing| claim.terms.status(standing.data()) == claiming))))
     }
 
+    /// The entity or the row of this id.
+    pub(crate) async fn standing(&self, view: &View, id: &EntityId) -> Result<Option<Standing>> {
+        match self.row_of(id)? {
+            Some(rows) => rows.standing(id).await,
+            None => Ok(self.entities.standing(view, id).await?),
+        }
+    }
+
+    /// The tables, if this is the id of a row.
+    pub(crate) fn row_of(&self, id: &EntityId) -> Result<Option<&Arc<Rows>>> {
+        if !id.starts_with(ROWS) {
+            return Ok(None);
+        }
+        let rows = self.rows.as_ref().filter(|rows| rows.is_row(id));
+        let reason = "no claim workflow of this program is on its table; use the program that configures it";
+        rows.map(Some).ok_or_else(|| ClaimError::Row { id: id.clone(), reason: reason.into() })
+    }
+
+    /// The change of an entity's data, or of the status of a row.
+    pub(crate) async fn revise(&self, standing: &Standing, data: Value, meta: &Meta) -> Result<LedgerChange> {
+        Ok(match self.row_of(&standing.id)? {
+            Some(rows) => {
+                let (row, after) = rows.revise(standing, data)?;
+                LedgerChange::Row(row, after, meta.clone())
+            }
+            None => LedgerChange::Entity(Box::new(self.entities.revise(standing, data, meta).await?)),
+        })
+    }
+
+    /// Commits, in one transaction with a change of a row and the SQL of an action if there are any. Returns `None` if
+    /// the row is not as expected.
+    pub(crate) async fn commit(
+        &self,
+        commit: Commit,
+        row: Option<&RowChange>,
+        (sql, action): (&[SqlWork], &str),
+    ) -> Result<Option<Outcome>> {
+        let committed = match row.is_none() && sql.is_empty() {
+            true => self.store.commit(commit).await.map(Some).map_err(ClaimError::from),
+            false => Box::pin(rows::commit(&self.store, &commit, row, sql, action)).await,
+        };
+        committed.inspect_err(|_| self.unanswered())
+    }
+
     /// Sends a change of an entity together with a part of this layer.
-    pub(crate) async fn send(&self, revised: Revised, part: Part) -> Result<LedgerOutcome> {
-        let Revised { commit, understood, after } = revised;
+    pub(crate) async fn send(&self, change: LedgerChange, part: Part) -> Result<LedgerOutcome> {
+        self.send_with(change, part, (&[], "")).await
+    }
+
+    /// The same, with the SQL of an action, and the name of the action.
+    pub(crate) async fn send_with(
+        &self,
+        change: LedgerChange,
+        part: Part,
+        sql: (&[SqlWork], &str),
+    ) -> Result<LedgerOutcome> {
+        let (commit, understood, after, row) = match change {
+            LedgerChange::Entity(revised) => (revised.commit, Some(revised.understood), revised.after, None),
+            LedgerChange::Row(row, after, meta) => (Commit::new().meta(meta.encode()), None, after, Some(row)),
+        };
         let (commit, placed, rest) = part.place_whole(commit);
-        match self.store.commit(commit).await.inspect_err(|_| self.unanswered())? {
+        let Some(outcome) = self.commit(commit, row.as_ref(), sql).await? else { return Ok(LedgerOutcome::Moved) };
+        match outcome {
             Outcome::Applied(receipt) => {
                 rest.land(placed.landing(&receipt));
                 Ok(LedgerOutcome::Landed(after))
@@ -118,6 +188,7 @@ impl Ledger {
                     () => LedgerOutcome::Moved,
                 };
                 rest.refuse(&placed, &refusal);
+                let Some(understood) = understood else { return Ok(sent) };
                 // This also refreshes what is known of the entity's type.
                 match Box::pin(self.entities.explain_change(refusal, &understood)).await? {
                     Some(error) => Err(error.into()),
@@ -138,7 +209,7 @@ impl Ledger {
         let (terms, key) = (&claim.terms, self.spaces.claim(&standing.id));
         let claiming = terms.claim_into.as_ref().unwrap_or(&terms.from);
         let data = terms.with_status(standing.data(), claiming);
-        let revised = self.entities.revise(standing, data, &claim.meta()).await?;
+        let revised = self.revise(standing, data, &claim.meta()).await?;
         let part = match replaces {
             Some(rev) => part.at_rev(CLAIM, &key, rev),
             None => part.absent(CLAIM, &key),
@@ -205,7 +276,7 @@ impl Ledger {
             if (found.id, found.token) != (claim.id, claim.token) {
                 return Ok(false);
             }
-            let standing = self.entities.standing(&view, entity).await?;
+            let standing = self.standing(&view, entity).await?;
             drop(view);
             if self.end(entity, &found, rev, standing, why).await? {
                 return Ok(true);
@@ -230,9 +301,13 @@ impl Ledger {
         let claimed = standing.filter(|standing| terms.status(standing.data()) == claiming);
         let Some(standing) = claimed else {
             // An operator has moved or removed the entity: only the record of the claim is left.
-            let part = part.check(CLAIM, self.entities.as_found(entity, rev_found));
+            let (row, part) = match self.row_of(entity)? {
+                Some(rows) => (Some(rows.unchanged(entity, rev_found)?), part),
+                None => (None, part.check(CLAIM, self.entities.as_found(entity, rev_found))),
+            };
             let (commit, ..) = part.place_whole(Commit::new());
-            return Ok(self.store.commit(commit).await?.is_applied());
+            let committed = self.commit(commit, row.as_ref(), (&[], "")).await?;
+            return Ok(committed.is_some_and(|outcome| outcome.is_applied()));
         };
         self.send_revert(claim, &standing, part, why).await
     }
@@ -267,7 +342,7 @@ impl Ledger {
         let terms = &claim.terms;
         let meta = Meta { author: why.actor.clone(), reason: Some(why.reason.clone()) };
         let data = terms.with_status(standing.data(), &terms.from);
-        let revised = self.entities.revise(standing, data, &meta).await?;
+        let revised = self.revise(standing, data, &meta).await?;
         let part = part.and(self.log_release(claim, standing, why));
         Ok(matches!(self.send(revised, part).await?, LedgerOutcome::Landed(_)))
     }

@@ -236,6 +236,10 @@ impl Strays {
         let Strays { claims, workflow, asked } = self;
         let machine = claims.inner.machine(&workflow)?;
         let (meta, statuses) = (&machine.config.meta, &machine.config.status_types);
+        if let Some(table) = &meta.table {
+            let reason = "its rows are in the user's table: ask the database for other statuses".into();
+            return Err(ClaimError::Table { workflow, table: table.name.clone(), reason });
+        }
         let mark = mark(&(&workflow, &meta.entity_type, &meta.status_field, statuses));
         // A position is the cursor of the find.
         let after = asked.position(mark)?.map(|after| Cursor::read(after).ok_or_else(|| asked.unknown()));

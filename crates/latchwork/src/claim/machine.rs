@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::claim::config::{ClaimStep, ClaimWorkflow, StepGuard};
 use crate::claim::error::{ClaimError, Result};
 use crate::claim::stored::{EffectTerms, Terms, TimerTerms};
-use crate::entity::Standing;
+use crate::entity::{EntityId, Standing};
 use crate::json::Path;
 
 /// The lease of a step that configures none.
@@ -50,6 +50,11 @@ impl Machine {
         let steps = steps.collect();
         let claiming = config.claiming().into_iter().map(str::to_string).collect();
         Ok(Machine { path, claiming, steps, config })
+    }
+
+    /// The id of an entity; of a row if the workflow is on a user's own table.
+    pub(crate) fn entity(&self, id: &EntityId) -> EntityId {
+        self.config.meta.table.as_ref().map_or_else(|| id.clone(), |table| table.entity(id))
     }
 
     pub(crate) fn name(&self) -> &str {

@@ -44,6 +44,8 @@ mod finding;
 mod finish;
 mod fire;
 mod hold;
+#[cfg(feature = "postgres")]
+mod inspect;
 mod janitor;
 mod ledger;
 mod lists;
@@ -52,7 +54,10 @@ mod operate;
 mod outbox;
 mod outcome;
 mod read;
+#[cfg_attr(not(feature = "postgres"), path = "no_rows.rs")]
+mod rows;
 mod stored;
+mod table;
 mod timers;
 mod validate;
 
@@ -73,6 +78,8 @@ pub use outcome::{
     ActionFailure, ClaimFailed, ClaimHolder, Conflict, Fired, Lost, NotPermitted, Outcome, Reason, Rejection,
     Transitioned,
 };
+
+pub use table::UserTable;
 
 use finding::Findings;
 use validate::Registered;

@@ -426,8 +426,9 @@ impl Claims {
     pub async fn permitted(&self, workflow: &str, entity: impl Into<EntityId>, requester: &str) -> Result<Permitted> {
         let (inner, entity) = (&self.inner, entity.into());
         let machine = inner.machine(workflow)?;
+        let entity = machine.entity(&entity);
         let view = inner.ledger.view().await?;
-        let standing = inner.ledger.entities.standing(&view, &entity).await?;
+        let standing = inner.ledger.standing(&view, &entity).await?;
         let standing = standing.ok_or_else(|| ClaimError::NotFound { id: entity.clone() })?;
         let status = machine.status(&standing)?.to_string();
         let claim = inner.ledger.claim_on(&view, &entity).await?;

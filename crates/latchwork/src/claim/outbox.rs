@@ -101,7 +101,7 @@ impl OutboxEffect {
 
 pub(crate) type Handler = Arc<dyn Fn(AfterEffect) -> Boxed<'static, std::result::Result<(), String>> + Send + Sync>;
 
-pub(crate) struct Outbox {
+pub(crate) struct EffectOutbox {
     node: Arc<Node>,
     spaces: ClaimSpaces,
     handlers: BTreeMap<String, Handler>,
@@ -145,7 +145,7 @@ enum KnownEffect {
 
 /// After-effects whose commit is on its way.
 pub(crate) struct Expected {
-    outbox: Arc<Outbox>,
+    outbox: Arc<EffectOutbox>,
     effects: Vec<(EffectKey, OutboxEffect)>,
 }
 
@@ -200,7 +200,7 @@ impl EffectQueues {
         self.known - self.expected
     }
 
-    fn put(&mut self, outbox: &Arc<Outbox>, key: EffectKey, known: KnownEffect) {
+    fn put(&mut self, outbox: &Arc<EffectOutbox>, key: EffectKey, known: KnownEffect) {
         let is_expected = matches!(known, KnownEffect::Expected(_));
         let queue = self.by.entry(key.entity.clone()).or_default();
         // An after-effect that is known to have landed stays as it is, also if it is then found in the store.
@@ -256,15 +256,15 @@ enum WorkerNext {
     Ends,
 }
 
-impl Outbox {
+impl EffectOutbox {
     pub(crate) fn new(
         node: &Arc<Node>,
         spaces: &ClaimSpaces,
         handlers: BTreeMap<String, Handler>,
         most_attempts: u32,
-    ) -> (Arc<Outbox>, Acked) {
+    ) -> (Arc<EffectOutbox>, Acked) {
         let (acks, acked) = mpsc::unbounded_channel();
-        let outbox = Outbox {
+        let outbox = EffectOutbox {
             node: node.clone(),
             spaces: spaces.clone(),
             handlers,
@@ -278,13 +278,13 @@ impl Outbox {
     }
 
     /// Starts to deliver.
-    pub(crate) fn serve(self: &Arc<Outbox>, acked: Acked) {
+    pub(crate) fn serve(self: &Arc<EffectOutbox>, acked: Acked) {
         self.node.chore(acknowledge(Arc::downgrade(self), acked));
         self.node.chore(read(Arc::downgrade(self)));
     }
 
     /// Announces after-effects whose commit is about to be sent.
-    pub(crate) fn expect(self: &Arc<Outbox>, effects: Vec<(EffectKey, OutboxEffect)>) -> Expected {
+    pub(crate) fn expect(self: &Arc<EffectOutbox>, effects: Vec<(EffectKey, OutboxEffect)>) -> Expected {
         let mut queues = self.queues.lock();
         for (key, _) in &effects {
             queues.put(self, key.clone(), KnownEffect::Expected(1));
@@ -294,7 +294,7 @@ impl Outbox {
     }
 
     /// The store may hold an after-effect that is not known here.
-    pub(crate) fn look_at(self: &Arc<Outbox>, key: EffectKey) {
+    pub(crate) fn look_at(self: &Arc<EffectOutbox>, key: EffectKey) {
         let mut queues = self.queues.lock();
         match queues.is_read {
             true => queues.put(self, key, KnownEffect::Stored),
@@ -427,7 +427,7 @@ impl Outbox {
 }
 
 /// Delivers the after-effects of an entity, one after the other.
-async fn work(outbox: Arc<Outbox>, entity: EntityId) {
+async fn work(outbox: Arc<EffectOutbox>, entity: EntityId) {
     loop {
         if !outbox.is_ours(&entity) {
             return outbox.forget(&entity);
@@ -467,7 +467,7 @@ async fn work(outbox: Arc<Outbox>, entity: EntityId) {
 }
 
 /// Removes delivered after-effects from the store. One commit removes all that were delivered meanwhile.
-async fn acknowledge(outbox: Weak<Outbox>, mut acked: Acked) {
+async fn acknowledge(outbox: Weak<EffectOutbox>, mut acked: Acked) {
     let mut acks = Vec::new();
     let Some(most) = outbox.upgrade().map(|outbox| outbox.node.store.limits().operations.min(512)) else { return };
     while acked.recv_many(&mut acks, most).await > 0 {
@@ -491,7 +491,7 @@ async fn acknowledge(outbox: Weak<Outbox>, mut acked: Acked) {
 }
 
 /// Reads the outbox at the start, and again on each notification.
-async fn read(outbox: Weak<Outbox>) {
+async fn read(outbox: Weak<EffectOutbox>) {
     loop {
         let Some(inner) = outbox.upgrade() else { return };
         while let Err(error) = inner.read_all().await {
@@ -507,8 +507,8 @@ async fn read(outbox: Weak<Outbox>) {
     }
 }
 
-impl Outbox {
-    async fn read_all(self: &Arc<Outbox>) -> Result<()> {
+impl EffectOutbox {
+    async fn read_all(self: &Arc<EffectOutbox>) -> Result<()> {
         for shard in self.node.owned() {
             let mut rest = self.spaces.effects_in(shard);
             loop {

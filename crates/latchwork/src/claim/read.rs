@@ -11,6 +11,7 @@ use crate::claim::config::{
     ActionFacts, ClaimMeta, ClaimState, ClaimStep, ClaimWorkflow, Each, Janitor, Recovery, StepGuard, Timer, duration,
 };
 use crate::claim::finding::{Finding, Findings, Position, Route, Rule};
+use crate::claim::table::UserTable;
 
 /// The contents of a file, and the positions of its values.
 pub(crate) struct ConfigSource {
@@ -250,15 +251,25 @@ impl<'a> ConfigReader<'a> {
         let owning_module = self.required(&mut fields, "owning_module", "the name of a module");
         let entity_type = self.required(&mut fields, "entity_type", "the type of the entities");
         let status_field = self.required(&mut fields, "status_field", "where the status is in an entity's data");
+        let table = fields.left.remove("table").map(|raw| self.table(raw, &route.to("table")));
         let words = [("engine", Janitor::Engine), ("module", Janitor::Module)];
         let janitor = self.word(&mut fields, "janitor", &words).unwrap_or_default();
-        self.end(fields, "owning_module, entity_type, status_field and janitor");
-        Some(ClaimMeta {
-            owning_module: owning_module?,
-            entity_type: entity_type?,
-            status_field: status_field?,
-            janitor,
-        })
+        self.end(fields, "owning_module, entity_type, status_field, table and janitor");
+        let (owning_module, entity_type, status_field) = (owning_module?, entity_type?, status_field?);
+        let table = match table {
+            Some(table) => Some(table?),
+            None => None,
+        };
+        Some(ClaimMeta { owning_module, entity_type, status_field, table, janitor })
+    }
+
+    fn table(&mut self, raw: &'a RawValue, route: &Route) -> Option<UserTable> {
+        let mut fields = self.object(raw, route)?;
+        let name = self.required(&mut fields, "name", "the name of the table");
+        let id = self.required(&mut fields, "id", "the column that identifies a row");
+        let version = self.required(&mut fields, "version", "the column with the version of a row");
+        self.end(fields, "name, id and version");
+        Some(UserTable { name: name?, id: id?, version: version? })
     }
 
     fn facts(&mut self, raw: &'a RawValue, route: &Route) -> Option<ActionFacts> {

@@ -137,7 +137,7 @@ impl ClaimsInner {
         let step = machine.config.steps.iter().find(|step| step.step_id == timed.step_id);
         let Some((step, timer)) = step.and_then(|step| Some((step, step.timer.as_ref()?))) else { return Ok(None) };
         let view = self.ledger.view().await?;
-        let Some(standing) = self.ledger.entities.standing(&view, &timed.entity).await? else { return Ok(None) };
+        let Some(standing) = self.ledger.standing(&view, &timed.entity).await? else { return Ok(None) };
         drop(view);
         let status = machine.status(&standing)?;
         let pause = timer.after.clamp(PAUSES.0, PAUSES.1);
@@ -199,7 +199,9 @@ impl ClaimsInner {
             return Ok(());
         }
         let set = self.set_timers().await?;
-        for machine in self.machines.values().filter(has_timers) {
+        // A row of a user's own table gets its timers with the step that brings it to the status.
+        let is_of_store = |machine: &&Machine| machine.config.meta.table.is_none();
+        for machine in self.machines.values().filter(has_timers).filter(is_of_store) {
             let mut query = Query::of(machine.config.meta.entity_type.clone()).limit(PAGE);
             loop {
                 let page = self.ledger.entities.find(&query).await?;

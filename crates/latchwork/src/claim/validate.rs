@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::claim::config::{ActionFacts, ClaimState, ClaimStep, ClaimWorkflow, Each};
 use crate::claim::finding::{Findings, Route, Rule};
+use crate::claim::table::quoted;
 use crate::json::Path;
 
 /// The shortest and the longest lease.
@@ -96,6 +97,16 @@ impl ConfigValidator<'_> {
         if let Err(error) = Path::parse(field) {
             let message = format!("{field:?} is not a path in an entity's data: {error}");
             self.findings.add(Rule::Format, self.route.to("meta").to("status_field"), None, message);
+        }
+        if let Some(table) = &workflow.meta.table {
+            let route = self.route.to("meta").to("table");
+            let names = [("name", table.quoted()), ("id", quoted(&table.id)), ("version", quoted(&table.version))];
+            for (field, error) in names.into_iter().filter_map(|(field, name)| Some((field, name.err()?))) {
+                self.findings.add(Rule::Format, route.to(field), None, error);
+            }
+            if let Err(error) = quoted(field) {
+                self.findings.add(Rule::Format, self.route.to("meta").to("status_field"), None, error);
+            }
         }
         for (name, text) in
             [("owning_module", &workflow.meta.owning_module), ("entity_type", &workflow.meta.entity_type)]

@@ -41,6 +41,8 @@ mod run;
 mod transact;
 mod verify;
 mod view;
+#[cfg(feature = "postgres")]
+mod written;
 
 use std::convert::Infallible;
 use std::path::Path;
@@ -60,6 +62,10 @@ pub use view::{AsOf, EntityView, Revision, Revisions};
 
 pub(crate) use revise::{Revised, Standing};
 pub(crate) use transact::CheckedTransaction;
+#[cfg(feature = "postgres")]
+pub(crate) use transact::Understood;
+#[cfg(feature = "postgres")]
+pub(crate) use written::{NotWritten, WrittenTransaction};
 
 use declare::{Declarations, Declared};
 use lane::{EntityLanes, backoff};

@@ -705,7 +705,7 @@ impl fmt::Display for FailedOp {
 #[derive(Debug, Clone)]
 pub(crate) struct CheckedAdd {
     pub(crate) entity_type: Arc<str>,
-    subtype: Option<Arc<str>>,
+    pub(super) subtype: Option<Arc<str>>,
     pub(crate) id: Option<EntityId>,
     pub(crate) data: Value,
     pub(crate) metadata: Map<String, Value>,
@@ -723,7 +723,7 @@ impl CheckedAdd {
 #[derive(Debug, Clone)]
 pub(crate) struct CheckedUpdate {
     pub(crate) id: EntityId,
-    subtype: Option<Option<Arc<str>>>,
+    pub(super) subtype: Option<Option<Arc<str>>>,
     pub(crate) data: Option<Value>,
     pub(crate) metadata: Option<Map<String, Value>>,
     pub(crate) replace_metadata: bool,

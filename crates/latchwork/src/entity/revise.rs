@@ -37,6 +37,14 @@ impl Standing {
         &self.record.entity_type
     }
 
+    /// A row of the user's own table in the place of an entity.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn of_row(id: EntityId, rev: Rev, entity_type: &str, data: Value) -> Standing {
+        let (created, metadata) = (Moment::default(), serde_json::Map::new());
+        let record = EntityRecord { entity_type: entity_type.into(), subtype: None, created, data, metadata };
+        Standing { id, rev, changed: Moment::default(), record: Arc::new(record) }
+    }
+
     /// When the entity was added.
     pub(crate) fn created(&self) -> Moment {
         self.record.created

@@ -24,6 +24,8 @@ mod error;
 mod failure;
 pub(crate) mod journal;
 pub(crate) mod operate;
+#[cfg(feature = "postgres")]
+pub(crate) mod outbox;
 mod retry;
 pub(crate) mod run;
 mod schedule;
@@ -42,6 +44,8 @@ pub use ctx::review::{Decision, PendingReview, Review, ReviewError, ReviewFor};
 pub use ctx::saga::Saga;
 pub use ctx::signal::{Receive, ReceiveFor, SendSignal};
 pub use ctx::slots::CtxState;
+#[cfg(feature = "postgres")]
+pub use ctx::sql::{NotPostgres, WithSql};
 pub use ctx::step::{Attempt, Body, Plain, Step, WithAttempt};
 pub use ctx::token::Completion;
 pub use ctx::transaction::{Transacting, Tx};
@@ -63,6 +67,8 @@ pub use operate::list::{List, Listed};
 pub use operate::reviews::{ReviewDescription, ReviewHandle, ReviewState, Reviews};
 pub use operate::status::Status;
 pub use operate::steer::Why;
+#[cfg(feature = "postgres")]
+pub use outbox::{FailedRequest, InTransaction, Outbox, OutboxError, StartInTransaction, UserTransaction};
 pub use retry::Retry;
 pub use schedule::{
     Counts, Fires, Overlap, RunCause, RunOutcome, Schedule, ScheduleDescription, ScheduleError, ScheduleList,

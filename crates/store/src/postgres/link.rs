@@ -8,7 +8,7 @@ use tokio_postgres::config::SslMode;
 use tokio_postgres::error::{Severity, SqlState};
 use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{Client, Config, Connection, Row, Socket, Statement};
+use tokio_postgres::{CancelToken, Client, Config, Connection, Row, Socket, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::postgres::schema::Sql;
@@ -35,6 +35,12 @@ impl Address {
             connected = plain.connect(self.tls.clone()).await;
         }
         connected.map_err(|error| failed("connect to", &error))
+    }
+
+    /// Asks the server to end the statement that runs on a connection. Without an answer, the end of the connection
+    /// ends it.
+    pub(super) async fn cancel(&self, token: &CancelToken) {
+        let _ = token.cancel_query(self.tls.clone()).await;
     }
 }
 
@@ -77,6 +83,15 @@ impl Link {
         self.client.is_closed()
     }
 
+    /// The connection itself, for statements of the user's own.
+    pub(super) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    pub(super) fn cancel_token(&self) -> CancelToken {
+        self.client.cancel_token()
+    }
+
     /// Runs a statement. It is sent in the first poll.
     pub(super) async fn query(&self, sql: &Sql, params: &[Param<'_>]) -> Result<Vec<Row>, tokio_postgres::Error> {
         match self.prepared.get(&place(sql)) {
@@ -96,7 +111,12 @@ impl Link {
 
 /// The error of a statement.
 pub(super) fn failed(action: &'static str, error: &tokio_postgres::Error) -> StoreError {
-    let cause: Arc<str> = match error.as_db_error() {
+    StoreError::Server { action, cause: told(error), fault: fault(error) }
+}
+
+/// What the server said, or why it could not be asked.
+pub(super) fn told(error: &tokio_postgres::Error) -> Arc<str> {
+    match error.as_db_error() {
         Some(answer) => {
             let detail = answer.detail().map(|detail| format!(" ({detail})")).unwrap_or_default();
             format!("{}{detail} [{}]", answer.message(), answer.code().code()).into()
@@ -105,8 +125,7 @@ pub(super) fn failed(action: &'static str, error: &tokio_postgres::Error) -> Sto
             let reason = std::error::Error::source(error).map(|source| format!(": {source}")).unwrap_or_default();
             format!("{error}{reason}").into()
         }
-    };
-    StoreError::Server { action, cause, fault: fault(error) }
+    }
 }
 
 /// What kind of failure it is.

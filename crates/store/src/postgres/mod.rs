@@ -4,12 +4,15 @@
 mod address;
 mod link;
 mod options;
+mod outbox;
+mod own;
 mod ranges;
 mod read;
 mod read_only;
 mod restore;
 mod retain;
 mod schema;
+mod sql;
 mod tls;
 mod writer;
 
@@ -20,7 +23,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Notify, oneshot, watch};
 use tokio_postgres::AsyncMessage;
 
 use crate::backend::{Answer, Backend, Before, Changes, Contents, Damage, Pin, Rules, Scan, Stats};
@@ -31,8 +34,12 @@ use crate::{
 pub use options::PostgresOptions;
 #[cfg(feature = "testing")]
 pub use options::PostgresSabotage;
+pub use outbox::OutboxRow;
+pub use own::{Postgres, SqlEnded, SqlTransaction};
+pub use sql::{SqlError, SqlTx};
 
 use link::{Address, Link, failed};
+use own::Slots;
 use retain::{Pins, keep};
 use schema::{Statements, VERSION, create};
 use writer::{Job, Jobs, Writer, key_of};
@@ -53,7 +60,7 @@ struct Shared {
     /// The connection for leases and clean-up. It is held while the row of this process is written.
     upkeep: tokio::sync::Mutex<Option<Link>>,
     /// Another process asks which views are open here.
-    asked: Arc<tokio::sync::Notify>,
+    asked: Arc<Notify>,
     /// All reads are of one transaction: a connection that is lost is not replaced.
     is_frozen: bool,
     breakage: options::Breakage,
@@ -65,6 +72,10 @@ struct Shared {
     /// With the generation of the declaration that they are from.
     rules: Mutex<BTreeMap<SpaceId, (Rules, Generation)>>,
     pins: Arc<Mutex<Pins>>,
+    /// For transactions of the user's own.
+    slots: Slots,
+    /// Notified when there may be rows in the outbox.
+    outbox: Notify,
     counters: Counters,
 }
 
@@ -97,6 +108,8 @@ impl Shared {
             closed: AtomicBool::new(false),
             rules: Mutex::new(Rules::own().map(|(space, rules)| (space, (rules, Generation(0)))).into()),
             pins: Arc::default(),
+            slots: Slots::new(options.transactions),
+            outbox: Notify::new(),
             counters: Counters::default(),
         }
     }
@@ -258,6 +271,7 @@ async fn listen(shared: Weak<Shared>) {
             let heard = |payload: &str| match (shared.upgrade(), payload.parse::<u64>()) {
                 (Some(store), Ok(generation)) => store.saw(Generation(generation)),
                 (Some(store), Err(_)) if payload == restore::ASK => store.asked.notify_one(),
+                (Some(store), Err(_)) if payload == outbox::NOTICE => store.outbox.notify_one(),
                 _ => {}
             };
             let follow = async {
@@ -272,6 +286,7 @@ async fn listen(shared: Weak<Shared>) {
                 // What came before is not notified.
                 if let (Ok(()), Some(store)) = (listened, shared.upgrade()) {
                     let _ = store.head().await;
+                    store.outbox.notify_one();
                 }
                 std::future::pending::<()>().await;
             };
@@ -327,9 +342,10 @@ impl PostgresBackend {
     }
 }
 
-/// Creates the tables if they are missing, and gives the identity of the store.
+/// Creates the tables that are missing, all of them or those that an older program did not know, and gives the identity of
+/// the store.
 async fn prepare(link: &Link, sql: &Statements, env: &Env) -> Result<u128> {
-    if let Some(identity) = opened(link, sql).await? {
+    if let Some((VERSION, identity)) = opened(link, sql).await? {
         return Ok(identity);
     }
     let error = |error: tokio_postgres::Error| failed("create the tables in", &error);
@@ -341,12 +357,12 @@ async fn prepare(link: &Link, sql: &Statements, env: &Env) -> Result<u128> {
         let _ = link.run("ROLLBACK").await;
         return Err(error(failure));
     }
-    let identity = opened(link, sql).await?;
-    identity.ok_or_else(|| StoreError::corrupt("table store", "it has no row"))
+    let opened = opened(link, sql).await?;
+    opened.map(|(_, identity)| identity).ok_or_else(|| StoreError::corrupt("table store", "it has no row"))
 }
 
-/// The identity of the store, if there is one.
-async fn opened(link: &Link, sql: &Statements) -> Result<Option<u128>> {
+/// The version of the tables and the identity of the store, if there is one.
+async fn opened(link: &Link, sql: &Statements) -> Result<Option<(i32, u128)>> {
     let rows = match link.query(&sql.opened, &[]).await {
         Ok(rows) => rows,
         Err(error) if link::is_missing(&error) => return Ok(None),
@@ -359,7 +375,9 @@ async fn opened(link: &Link, sql: &Statements) -> Result<Option<u128>> {
         return Err(StoreError::NewerFormat { path, found: found as u32, supported: VERSION as u32 });
     }
     let identity = u128::from_str_radix(row.get(1), 16);
-    identity.map(Some).map_err(|_| StoreError::corrupt("table store", "its identity is no number"))
+    identity
+        .map(|identity| Some((found, identity)))
+        .map_err(|_| StoreError::corrupt("table store", "its identity is no number"))
 }
 
 impl Drop for PostgresBackend {
@@ -452,6 +470,10 @@ impl Backend for PostgresBackend {
         self.shared.identity
     }
 
+    fn extension(&self) -> Option<&dyn std::any::Any> {
+        Some(self)
+    }
+
     fn close(&self) -> Answer<'_, ()> {
         Box::pin(async {
             if self.jobs.lock().take().is_none() {
@@ -464,6 +486,7 @@ impl Backend for PostgresBackend {
             self.tasks.iter().for_each(tokio::task::AbortHandle::abort);
             self.shared.unpin().await;
             self.shared.closed.store(true, Ordering::SeqCst);
+            self.shared.slots.close();
             // Those that wait for a newer generation look again.
             self.shared.latest.send_modify(|_| {});
             Ok(())

@@ -27,6 +27,7 @@ use crate::{Env, Limits, Result, Store, StoreError};
 pub struct PostgresOptions {
     pub(super) schema: String,
     pub(super) connections: usize,
+    pub(super) transactions: usize,
     pub(super) is_pooled: bool,
     pub(super) lease: Duration,
     pub(super) patience: Duration,
@@ -62,6 +63,7 @@ impl std::fmt::Debug for PostgresOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut shown = f.debug_struct("PostgresOptions");
         shown.field("schema", &self.schema).field("connections", &self.connections);
+        shown.field("transactions", &self.transactions);
         shown.field("is_pooled", &self.is_pooled).field("lease", &self.lease).field("patience", &self.patience);
         shown.field("limits", &self.limits).finish_non_exhaustive()
     }
@@ -72,6 +74,7 @@ impl Default for PostgresOptions {
         PostgresOptions {
             schema: "latchwork".into(),
             connections: 4,
+            transactions: 8,
             is_pooled: false,
             lease: Duration::from_secs(60),
             patience: Duration::from_secs(30),
@@ -116,6 +119,18 @@ impl PostgresOptions {
     /// ```
     pub fn connections(mut self, connections: usize) -> PostgresOptions {
         self.connections = connections;
+        self
+    }
+
+    /// How many transactions of the user's own may be open at once, each on a connection of its own: see
+    /// [`Store::postgres`]. A further one waits. Without any such transaction, none of these connections is opened.
+    ///
+    /// ```
+    /// # use latchwork_store::PostgresOptions;
+    /// let options = PostgresOptions::new().transactions(16);
+    /// ```
+    pub fn transactions(mut self, transactions: usize) -> PostgresOptions {
+        self.transactions = transactions;
         self
     }
 
@@ -240,6 +255,9 @@ impl PostgresOptions {
         let invalid = |what: String| StoreError::Option { what };
         if !(1..=64).contains(&self.connections) {
             return Err(invalid(format!("{} connections for reads; there are 1 to 64", self.connections)));
+        }
+        if !(1..=1000).contains(&self.transactions) {
+            return Err(invalid(format!("{} transactions at once; there are 1 to 1000", self.transactions)));
         }
         if self.lease < Duration::from_secs(1) {
             return Err(invalid(format!("a lease of {:?}; it is at least a second", self.lease)));

@@ -25,8 +25,8 @@ impl Frozen {
     pub(super) async fn connect(options: PostgresOptions, address: Address) -> Result<Frozen> {
         let sql = Statements::of(&options.schema);
         let link = Link::open(&address, &[]).await?;
-        let identity = opened(&link, &sql).await?;
-        let identity = identity.ok_or_else(|| StoreError::NoSchema { schema: options.schema.clone() })?;
+        let opened = opened(&link, &sql).await?;
+        let (_, identity) = opened.ok_or_else(|| StoreError::NoSchema { schema: options.schema.clone() })?;
         link.run(BEGIN).await.map_err(|error| failed("read from", &error))?;
         let shared = Shared::new(options.connections(1), address, sql, identity, true);
         *shared.readers[0].lock().await = Some(Arc::new(link));

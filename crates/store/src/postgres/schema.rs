@@ -6,7 +6,7 @@ use tokio_postgres::types::Type;
 use crate::{Result, StoreError};
 
 /// The version of the tables. A program refuses a store with a higher one.
-pub(super) const VERSION: i32 = 1;
+pub(super) const VERSION: i32 = 2;
 
 /// A statement: its text, and the types of its parameters.
 pub(super) struct Sql {
@@ -56,6 +56,10 @@ statements! {
         "SELECT 1 FROM pg_namespace WHERE nspname = $1";
     lock_head() =
         "SELECT generation, time_us, declared FROM {s}.head FOR UPDATE";
+    /// Finds no row outside of the transaction of this name.
+    lock_own_head(TEXT) =
+        "SELECT generation, time_us, declared FROM {s}.head
+         WHERE current_setting('latchwork.own', true) = $1 FOR UPDATE";
     heads(BYTEA_ARRAY, BYTEA, BYTEA) =
         "SELECT key, rev, generation, time_us, value IS NOT NULL,
            CASE WHEN key >= $2 AND key < $3 THEN value END
@@ -182,6 +186,24 @@ statements! {
         "SELECT key, rev, generation, time_us, value FROM {s}.current WHERE key >= $1 ORDER BY key LIMIT $2";
     delete(BYTEA_ARRAY) =
         "DELETE FROM {s}.current WHERE key = ANY($1)";
+    /// Used by programs of users, which know text only.
+    outbox_put(TEXT, TEXT, TEXT, TEXT) =
+        "INSERT INTO {s}.outbox (id, shard, kind, body) VALUES ($1::text::uuid, $2::text::integer, $3, $4)";
+    outbox_due(INT4_ARRAY, INT8) =
+        "SELECT id, kind, body, (extract(epoch FROM at) * 1000000)::bigint, failed FROM {s}.outbox
+         WHERE failed IS NULL AND shard = ANY($1) ORDER BY position LIMIT $2";
+    outbox_failed(UUID, INT8) =
+        "SELECT id, kind, body, (extract(epoch FROM at) * 1000000)::bigint, failed FROM {s}.outbox
+         WHERE failed IS NOT NULL AND id > $1 ORDER BY id LIMIT $2";
+    outbox_fail(UUID, TEXT) =
+        "UPDATE {s}.outbox SET failed = $2 WHERE id = $1 RETURNING id";
+    outbox_retry(UUID) =
+        "UPDATE {s}.outbox SET failed = NULL, position = nextval('{s}.outbox_positions')
+         WHERE id = $1 AND failed IS NOT NULL RETURNING id, pg_notify('latchwork_{s}', 'outbox')";
+    outbox_remove(UUID) =
+        "DELETE FROM {s}.outbox WHERE id = $1 RETURNING id";
+    outbox_take(UUID) =
+        "DELETE FROM {s}.outbox WHERE id = $1 AND failed IS NULL";
     stats() =
         "SELECT (SELECT generation FROM {s}.head), (SELECT count(*) FROM {s}.current),
            (SELECT count(*) FROM {s}.past), (SELECT sum(pg_total_relation_size(c.oid))::bigint
@@ -248,7 +270,23 @@ pub(super) fn create(schema: &str, identity: &str, with_schema: bool) -> String 
            lease interval NOT NULL);
          CREATE TABLE IF NOT EXISTS {schema}.writers (
            writer uuid PRIMARY KEY, number bigint NOT NULL, seen timestamptz NOT NULL);
+         CREATE TABLE IF NOT EXISTS {schema}.outbox (
+           id uuid PRIMARY KEY, position bigint, shard integer NOT NULL, kind text NOT NULL, body text NOT NULL,
+           at timestamptz NOT NULL DEFAULT now(), failed text);
+         CREATE SEQUENCE IF NOT EXISTS {schema}.outbox_positions;
+         CREATE INDEX IF NOT EXISTS outbox_due ON {schema}.outbox (position) WHERE failed IS NULL;
+         CREATE OR REPLACE FUNCTION {schema}.outbox_numbered() RETURNS trigger LANGUAGE plpgsql
+           SECURITY DEFINER SET search_path = pg_catalog AS $body$
+           BEGIN
+             UPDATE {schema}.outbox SET position = nextval('{schema}.outbox_positions') WHERE id = NEW.id;
+             PERFORM pg_notify('latchwork_{schema}', 'outbox');
+             RETURN NULL;
+           END $body$;
+         DROP TRIGGER IF EXISTS outbox_numbered ON {schema}.outbox;
+         CREATE CONSTRAINT TRIGGER outbox_numbered AFTER INSERT ON {schema}.outbox
+           DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION {schema}.outbox_numbered();
          INSERT INTO {schema}.store (version, identity) VALUES ({VERSION}, '{identity}') ON CONFLICT DO NOTHING;
+         UPDATE {schema}.store SET version = {VERSION} WHERE version < {VERSION};
          INSERT INTO {schema}.head (generation, time_us, declared) VALUES (0, 0, 0) ON CONFLICT DO NOTHING;"
     )
 }

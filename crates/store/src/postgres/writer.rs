@@ -31,8 +31,8 @@ const MOST: usize = 1024;
 const MOST_BYTES: usize = 16 << 20;
 
 /// The pauses between attempts to reach the server.
-const FIRST_PAUSE: Duration = Duration::from_millis(10);
-const LAST_PAUSE: Duration = Duration::from_secs(1);
+pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(10);
+pub(super) const LAST_PAUSE: Duration = Duration::from_secs(1);
 
 /// How a transaction begins. The defaults of the role do not count: conditions are decided after a lock, which needs
 /// READ COMMITTED, and an answer means that the commit is durable. A transaction whose process is gone without a word
@@ -40,10 +40,20 @@ const LAST_PAUSE: Duration = Duration::from_secs(1);
 pub(super) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
      SET LOCAL synchronous_commit = on; SET LOCAL idle_in_transaction_session_timeout = '10s'";
 
+/// The answer of the server to a statement.
+pub(super) type Answered<T> = Result<T, tokio_postgres::Error>;
+
 /// A commit that waits, and its caller.
 pub(super) struct Job {
     pub(super) commit: Commit,
     pub(super) answer: oneshot::Sender<Result<Outcome>>,
+}
+
+impl Job {
+    /// A commit whose caller is not told through a channel.
+    pub(super) fn alone(commit: Commit) -> Job {
+        Job { commit, answer: oneshot::channel().0 }
+    }
 }
 
 /// Where commits are given to the writer. Urgent ones have a queue of their own, which is served first.
@@ -99,14 +109,14 @@ pub(super) struct Writer {
 }
 
 /// What the commits of a group come to, if the transaction lands.
-struct DecidedGroup {
-    answers: Vec<Result<Outcome>>,
-    applied: Vec<Committed>,
+pub(super) struct DecidedGroup {
+    pub(super) answers: Vec<Result<Outcome>>,
+    pub(super) applied: Vec<Committed>,
     declared: i64,
 }
 
 /// Why a transaction was not answered.
-enum Trouble {
+pub(super) enum Trouble {
     /// It has not landed, and the reason may pass.
     Failed(StoreError),
     /// It has not landed, and would not if it was sent again.
@@ -219,7 +229,8 @@ impl Writer {
         self.number += 1;
         let (shared, id, number) = (self.shared.clone(), self.id, self.number);
         let link = self.link().await?;
-        let (mut facts, time, declared) = match shared.in_time(gather(&shared, link, group)).await {
+        let (begin, lock) = (link.run(BEGIN), link.query(&shared.sql.lock_head, &[]));
+        let (mut facts, time, declared) = match shared.in_time(gather(&shared, link, group, (begin, lock))).await {
             Ok(Ok(facts)) => facts,
             Ok(Err(trouble)) => {
                 self.link = None;
@@ -303,9 +314,15 @@ fn written(write: &crate::Write) -> Option<&Bytes> {
     }
 }
 
-/// Begins a transaction, locks the head, and reads all that the commits are decided on, in one round trip. Gives the
+/// Begins, scans the ranges, locks the head, and reads all else that the commits are decided on, in one round trip. They
+/// are sent in this order, so what is read after the lock sees what is committed when the lock is taken. Gives the
 /// facts, the time of the last commit, and the generation of the newest declaration.
-async fn gather(shared: &Shared, link: &Link, group: &[Job]) -> Result<(Facts, Timestamp, i64), Trouble> {
+pub(super) async fn gather(
+    shared: &Shared,
+    link: &Link,
+    group: &[Job],
+    (begin, lock): (impl Future<Output = Answered<()>>, impl Future<Output = Answered<Vec<Row>>>),
+) -> Result<(Facts, Timestamp, i64), Trouble> {
     let needs: Vec<Needs<'_>> = group.iter().map(|job| Needs::of(&job.commit)).collect();
     let mut receipts: Vec<Key> = needs.iter().filter_map(Needs::receipt).collect();
     let mut keys: Vec<&[u8]> = needs.iter().flat_map(Needs::heads).chain(&receipts).map(Key::encoded).collect();
@@ -314,16 +331,12 @@ async fn gather(shared: &Shared, link: &Link, group: &[Job]) -> Result<(Facts, T
     let ranges = Ranges::of(&needs, shared.seen());
     let of_receipts = Range::of_space(RECEIPTS);
     let (from, to) = (of_receipts.start(), of_receipts.end());
-    let begin = async {
-        // In the order in which they are sent; the others see what is committed when the lock is taken.
-        let (_, head) = try_join(link.run(BEGIN), link.query(&shared.sql.lock_head, &[])).await?;
-        Ok::<_, tokio_postgres::Error>(head)
-    };
     let asked: [Param<'_>; 3] = [&keys, &from, &to];
     let heads = link.query(&shared.sql.heads, &asked);
-    let asked = try_join(try_join(ranges.scan(shared, link), begin), try_join(heads, ranges.since(shared, link)));
+    let locked = try_join3(begin, ranges.scan(shared, link), lock);
+    let asked = try_join(locked, try_join(heads, ranges.since(shared, link)));
     let error = |error: tokio_postgres::Error| trouble("read from", &error);
-    let ((mut scanned, head), (heads, since)) = asked.await.map_err(error)?;
+    let (((), mut scanned, head), (heads, since)) = asked.await.map_err(error)?;
     let head = head.first().ok_or_else(|| Trouble::Rejected(StoreError::corrupt("table head", "it has no row")))?;
     let (generation, time, declared): (i64, i64, i64) = (head.get(0), head.get(1), head.get(2));
     let mut facts = Facts::new(Generation(generation as u64));
@@ -367,7 +380,13 @@ pub(super) fn key_of(bytes: &[u8]) -> Result<Key> {
 }
 
 /// Decides the commits of a group, each on what those before it leave.
-fn decide(shared: &Shared, group: &[Job], facts: &mut Facts, mut time: Timestamp, mut declared: i64) -> DecidedGroup {
+pub(super) fn decide(
+    shared: &Shared,
+    group: &[Job],
+    facts: &mut Facts,
+    mut time: Timestamp,
+    mut declared: i64,
+) -> DecidedGroup {
     let (mut answers, mut applied) = (Vec::with_capacity(group.len()), Vec::new());
     for job in group {
         let now = shared.env.now().max(time);
@@ -416,7 +435,7 @@ impl<'a> Versions<'a> {
 type Columns<'a> = (i64, i64, i64, Option<&'a [u8]>);
 
 /// Writes what is decided, and commits. All statements are sent together.
-async fn write(
+pub(super) async fn write(
     shared: &Shared,
     link: &Link,
     decided: &DecidedGroup,

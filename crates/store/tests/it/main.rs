@@ -17,6 +17,7 @@ mod kill;
 mod ledger;
 mod model;
 mod net;
+mod own;
 mod postgres;
 mod power_loss;
 mod processes;

@@ -14,7 +14,7 @@ use crate::power_loss::number;
 use crate::server::Server;
 use crate::wire::{Cut, Wire};
 
-fn options(schema: &str) -> PostgresOptions {
+pub(crate) fn options(schema: &str) -> PostgresOptions {
     PostgresOptions::new().schema(format!("t_{}_{schema}", std::process::id())).connections(2)
 }
 

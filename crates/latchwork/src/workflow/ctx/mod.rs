@@ -11,6 +11,8 @@ pub(crate) mod review;
 pub(crate) mod saga;
 pub(crate) mod signal;
 pub(crate) mod slots;
+#[cfg(feature = "postgres")]
+pub(crate) mod sql;
 pub(crate) mod step;
 pub(crate) mod token;
 pub(crate) mod transaction;

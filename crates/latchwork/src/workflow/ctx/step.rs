@@ -3,6 +3,7 @@
 use std::future::{Future, IntoFuture};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use crate::workflow::ctx::beats::{Beats, BeatsEnd};
 use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::journal::place::{BranchPath, Place};
 use crate::workflow::journal::replay::{Journaled, OpCall};
-use crate::workflow::run::{OpEffect, Run, Stop, WaitEnd};
+use crate::workflow::run::{Doing, OpEffect, Run, Stop, WaitEnd};
 use crate::workflow::stored::kept::MessageBody;
 use crate::workflow::stored::record::{Entry, EntryState, Intent, Kind, WaitsFor, failure_text};
 use crate::workflow::{Boxed, Failure, Retry};
@@ -122,6 +123,10 @@ pub trait Body {
     /// The type of its result.
     type Output;
 
+    /// True if the body commits the record of its result itself.
+    #[doc(hidden)]
+    const RECORDS: bool = false;
+
     /// Runs it once. Bodies that do not need the attempt do not ask for it.
     fn run(&self, attempt: impl FnOnce() -> Attempt) -> impl Future<Output = Result<Self::Output, Failure>> + Send;
 }
@@ -168,6 +173,61 @@ pub struct Attempt {
     /// The progress that earlier attempts reported; JSON text.
     progress: Option<String>,
     beats: Beats,
+    /// For a body that commits the record of its result itself.
+    pub(crate) recorder: Option<Recorder>,
+}
+
+/// What a body needs that commits the record of its result itself.
+#[derive(Clone)]
+pub(crate) struct Recorder {
+    pub(crate) doing: Doing,
+    pub(crate) place: Place,
+    /// The entry of the step when the attempt began.
+    pub(crate) entry: Entry,
+    recording: Arc<AtomicU8>,
+}
+
+/// No commit with the record is on its way; one is; one has landed.
+const OPEN: u8 = 0;
+const COMMITTING: u8 = 1;
+const RECORDED: u8 = 2;
+
+impl Recorder {
+    fn new(doing: &Doing, place: &Place, entry: &Entry) -> Recorder {
+        let (doing, place, entry) = (doing.clone(), place.clone(), entry.clone());
+        Recorder { doing, place, entry, recording: Arc::default() }
+    }
+
+    pub(crate) fn run(&self) -> &Arc<Run> {
+        &self.doing.run
+    }
+
+    fn is_at(&self, state: u8) -> bool {
+        self.recording.load(Ordering::SeqCst) == state
+    }
+
+    /// The commit is on its way. Meanwhile the attempt cannot end otherwise.
+    pub(crate) fn committing(&self) -> Committing<'_> {
+        self.recording.store(COMMITTING, Ordering::SeqCst);
+        Committing(self)
+    }
+}
+
+shown!(Recorder, it => place: it.place);
+
+/// The commit with the record of a step is on its way.
+pub(crate) struct Committing<'a>(&'a Recorder);
+
+impl Committing<'_> {
+    pub(crate) fn recorded(self) {
+        self.0.recording.store(RECORDED, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Committing<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.recording.compare_exchange(COMMITTING, OPEN, Ordering::SeqCst, Ordering::SeqCst);
+    }
 }
 
 impl Attempt {
@@ -244,7 +304,14 @@ where
             let _beats = BeatsEnd { run, place: &place };
             let attempted = self.attempt(&operation).await;
             let heard = run.with(|state| state.attempts.end(&place));
-            let AttemptEnd::By(attempted) = attempted else { return Err(operation.cancelled()) };
+            let attempted = match attempted {
+                AttemptEnd::By(attempted) => attempted,
+                AttemptEnd::Recorded(value) => {
+                    run.engine.metrics.stepped();
+                    return Ok(value);
+                }
+                AttemptEnd::Cancelled => return Err(operation.cancelled()),
+            };
             operation.entry.progress = heard.or(operation.entry.progress);
             let failure = match attempted.and_then(|value| self.text(value)) {
                 Ok((value, text)) => {
@@ -319,11 +386,14 @@ where
         }
         run.with(|state| state.attempts.begin(place, entry.attempts));
         let beats = self.silence.map(|_| Beats::new(run, place, entry));
+        let recorder = B::RECORDS.then(|| Recorder::new(doing, place, entry));
+        let is_at = |state: u8| recorder.as_ref().is_some_and(|recorder| recorder.is_at(state));
         let attempt = || Attempt {
             number: entry.attempts,
             idempotency_key: idempotency_key(run, place),
             progress: entry.progress.as_deref().map(str::to_string),
             beats: beats.clone().unwrap_or_else(|| Beats::new(run, place, entry)),
+            recorder: recorder.clone(),
         };
         let span = tracing::info_span!("step", name = &*self.name, attempt = entry.attempts);
         let mut body = std::pin::pin!(caught(|| self.body.run(attempt)));
@@ -333,7 +403,13 @@ where
         let mut silence = self.silence.map(|silence| run.env().sleep(silence));
         let ended = std::future::poll_fn(|context| {
             if let Poll::Ready(ended) = body.as_mut().poll(context) {
-                return Poll::Ready(AttemptEnd::By(ended));
+                return Poll::Ready(match ended {
+                    Ok(value) if is_at(RECORDED) => AttemptEnd::Recorded(value),
+                    ended => AttemptEnd::By(ended),
+                });
+            }
+            if is_at(COMMITTING) {
+                return Poll::Pending;
             }
             if doing.poll_cancelled(context) {
                 return Poll::Ready(AttemptEnd::Cancelled);
@@ -411,6 +487,8 @@ impl Ctx {
 /// How an attempt ended.
 enum AttemptEnd<T> {
     By(Result<T, Failure>),
+    /// The body has committed the record of its result.
+    Recorded(T),
     Cancelled,
 }
 

@@ -391,6 +391,7 @@ async fn send(operation: &Journaled<'_>, tx: &Tx, text: String) -> Result<(), Mi
                 return Ok(());
             }
             CommitOutcome::Refused(refusal) => refusal,
+            CommitOutcome::RolledBack => return Err(Miss::Outrun),
             CommitOutcome::Stopped(stop) => return Err(Miss::Stop(stop)),
         }
     };

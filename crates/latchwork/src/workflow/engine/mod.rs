@@ -415,6 +415,10 @@ impl EngineInner {
         node.chore(deadlock::watch(weak(), suspected));
         node.chore(admission::keep(weak(), self.admissions.clone()));
         node.chore(admission::look_once(weak()));
+        #[cfg(feature = "postgres")]
+        if let Some(postgres) = self.store.postgres() {
+            node.chore(crate::workflow::outbox::drain::keep(weak(), postgres));
+        }
         Ok(())
     }
 }

@@ -15,7 +15,7 @@ use crate::workflow::ctx::Ctx;
 use crate::workflow::ctx::step::panicked;
 use crate::workflow::definition::RunningExecution;
 use crate::workflow::engine::deadlock::Suspect;
-use crate::workflow::run::{Branch, CommitOutcome, NextState, Run, Stop, Todo};
+use crate::workflow::run::{Branch, CommitOutcome, NextState, Run, Stop, Submitted, Todo};
 use crate::workflow::stored::record::Wait;
 use crate::workflow::{Boxed, Failure};
 
@@ -259,8 +259,12 @@ impl Driver<'_> {
             for submitted in submitted {
                 let run = self.run.clone();
                 self.fly(FlightKind::Submitted, async move {
-                    let sent = run.send(submitted.commit, submitted.boarded).await;
-                    let _ = submitted.answer.send(sent);
+                    let Submitted { commit, boarded, by, answer } = submitted;
+                    let sent = match by {
+                        Some(by) => run.send_by(commit, boarded, by).await,
+                        None => run.send(commit, boarded).await,
+                    };
+                    let _ = answer.send(sent);
                 });
             }
             return true;
@@ -349,7 +353,7 @@ async fn commit(run: Arc<Run>, next: NextState) {
         CommitOutcome::Stopped(stop) => run.set_stop(stop),
         // The execution is loaded again, and tries to continue as new again.
         CommitOutcome::Refused(_) if continues => run.set_stop(Stop::Changed),
-        CommitOutcome::Refused(_) => {}
+        CommitOutcome::Refused(_) | CommitOutcome::RolledBack => {}
     }
 }
 

@@ -41,7 +41,7 @@ use crate::workflow::journal::place::{BranchPath, Place};
 use crate::workflow::stored::kept::Kept;
 use crate::workflow::stored::keys::{id_key, run_key};
 use crate::workflow::stored::record::{Entry, Execution, StoredStatus, Wait};
-use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
+use crate::workflow::{Boxed, ExecutionId, Failure, Result, WorkflowError};
 
 pub(crate) use board::{Boarded, KEYED, OpEffect, RECORD, RefusalVerdict, turn};
 pub(crate) use branch::Branch;
@@ -76,8 +76,19 @@ pub(crate) struct Run {
 pub(crate) struct Submitted {
     pub(crate) commit: Commit,
     pub(crate) boarded: Boarded,
+    pub(crate) by: Option<CommitBy>,
     pub(crate) answer: oneshot::Sender<CommitOutcome>,
 }
+
+/// A commit that is made in another way than through the store, for an operation that has a transaction of its own.
+pub(crate) struct CommitBy {
+    /// The operation. If the commit does not land, its entry is dropped.
+    pub(crate) place: Place,
+    pub(crate) commit: Box<dyn FnOnce(Commit) -> Boxed<'static, CommittedBy> + Send>,
+}
+
+/// What came of such a commit. `None` if the transaction was rolled back, and the commit with it.
+pub(crate) type CommittedBy = Result<Option<Outcome>, StoreError>;
 
 /// The outcome of a commit.
 pub(crate) enum CommitOutcome {
@@ -85,6 +96,8 @@ pub(crate) enum CommitOutcome {
     /// Refused for a reason that does not concern the execution itself.
     Refused(Refusal),
     Stopped(Stop),
+    /// The operation's own transaction was rolled back, and the commit with it.
+    RolledBack,
 }
 
 /// Why an execution stops running in this memory.
@@ -273,8 +286,13 @@ impl Run {
 
     /// Asks the driver to send a commit of an operation's own. The commit is sent even if the operation is dropped.
     pub(crate) async fn submit(&self, commit: Commit, boarded: Boarded) -> CommitOutcome {
+        self.submit_by(commit, boarded, None).await
+    }
+
+    /// Like [`Run::submit`]; with `by`, the commit is made in that way.
+    pub(crate) async fn submit_by(&self, commit: Commit, boarded: Boarded, by: Option<CommitBy>) -> CommitOutcome {
         let (answer, answered) = oneshot::channel();
-        self.state.lock().journal.submit(Submitted { commit, boarded, answer });
+        self.state.lock().journal.submit(Submitted { commit, boarded, by, answer });
         self.nudge();
         match answered.await {
             Ok(sent) => sent,
@@ -298,30 +316,55 @@ impl Run {
         let (commit, boarded) = self.board(Commit::new(), next);
         match self.send(commit, boarded).await {
             CommitOutcome::Landed(_) => Ok(()),
-            CommitOutcome::Refused(_) => Err(Stop::Changed),
+            CommitOutcome::Refused(_) | CommitOutcome::RolledBack => Err(Stop::Changed),
             CommitOutcome::Stopped(stop) => Err(stop),
         }
     }
 
     /// Sends a commit and records its duration.
     pub(crate) async fn measured(&self, commit: Commit) -> Result<Outcome, StoreError> {
+        self.timed(self.engine.store.commit(commit)).await
+    }
+
+    /// Records how long a commit takes.
+    async fn timed<T>(&self, commit: impl Future<Output = T>) -> T {
         let began = self.env().monotonic();
-        let outcome = self.engine.store.commit(commit).await;
+        let outcome = commit.await;
         self.engine.metrics.committed(self.env().monotonic().saturating_sub(began));
         outcome
     }
 
     /// Sends a commit and applies its outcome to the execution.
     pub(crate) async fn send(&self, commit: Commit, boarded: Boarded) -> CommitOutcome {
-        match self.measured(commit).await {
-            Ok(Outcome::Applied(receipt)) => {
+        let outcome = self.measured(commit).await;
+        self.answered(boarded, outcome.map(Some))
+    }
+
+    /// Sends a commit in its own way, and applies its outcome to the execution.
+    pub(crate) async fn send_by(&self, commit: Commit, boarded: Boarded, by: CommitBy) -> CommitOutcome {
+        let outcome = self.timed((by.commit)(commit)).await;
+        let sent = self.answered(boarded, outcome);
+        // At once: the entry must not be in any other commit.
+        if !matches!(sent, CommitOutcome::Landed(_)) {
+            self.take_back(&by.place);
+        }
+        sent
+    }
+
+    fn answered(&self, boarded: Boarded, outcome: CommittedBy) -> CommitOutcome {
+        match outcome {
+            Ok(Some(Outcome::Applied(receipt))) => {
                 self.landed(boarded, &receipt);
                 CommitOutcome::Landed(receipt)
             }
-            Ok(Outcome::Refused(refusal)) => match self.refused(boarded, &refusal) {
+            Ok(Some(Outcome::Refused(refusal))) => match self.refused(boarded, &refusal) {
                 RefusalVerdict::Stop(stop) => CommitOutcome::Stopped(stop),
                 RefusalVerdict::Again => CommitOutcome::Refused(refusal),
             },
+            Ok(None) => {
+                self.put_back(boarded);
+                CommitOutcome::RolledBack
+            }
             Err(error) => {
                 self.put_back(boarded);
                 self.engine.node.doubt();

@@ -8,5 +8,6 @@ mod firing;
 mod kit;
 mod recovery;
 mod simulation;
+mod table;
 mod timers;
 mod validator;

@@ -22,6 +22,7 @@ mod namesakes;
 mod newer;
 mod nodes;
 mod once_wrong;
+pub(crate) mod own;
 mod parked;
 mod postgres;
 mod rates;
