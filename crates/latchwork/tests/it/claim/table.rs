@@ -114,7 +114,7 @@ async fn a_row_is_claimed_paid_and_finished_in_the_users_table() {
     let added = claims.add("invoice", Add::new("invoice").data(json!({"status": "sent"}))).await;
     assert!(matches!(added, Err(ClaimError::Table { .. })));
     let stored = StoredClaims::on(engine.store()).await.unwrap();
-    let history = stored.history(format!("sql:{}:7", place.table("invoices")), 10).await.unwrap();
+    let history = stored.history(format!("sql:{}:7", place.table("invoices"))).await.unwrap().items;
     assert_eq!(history.iter().map(|it| (it.from.as_str(), it.to.as_str())).collect::<Vec<_>>(), [("sent", "paid")]);
     assert_eq!(number(&client, &sum).await, 1500);
 }
