@@ -29,7 +29,7 @@ enum Task {
     Test,
     /// Runs a suite of benchmarks and prints its figures.
     Bench {
-        /// The suite: store, postgres, entities, state, workflows, messages, locks, claims, admission, or peers, which
+        /// The suite: store, postgres, entities, state, workflows, messages, locks, claims, admission, flows, or peers, which
         /// installs other engines and runs them beside this one.
         suite: String,
         /// One JSON object per line instead of a table.
@@ -240,11 +240,11 @@ fn bench(suite: &str, json: bool, quick: bool, only: Vec<String>) -> Result<()> 
     let package = match suite {
         "store" => "latchwork-store",
         "postgres" => return bench_postgres(json, quick, &only),
-        "admission" | "claims" | "entities" | "locks" | "messages" | "state" | "workflows" => "latchwork",
+        "admission" | "claims" | "entities" | "flows" | "locks" | "messages" | "state" | "workflows" => "latchwork",
         "peers" if !only.is_empty() => bail!("the suite peers runs as a whole"),
         "peers" => return peers::bench(json, quick),
         other => {
-            let suites = "store, postgres, entities, state, workflows, messages, locks, claims, admission, peers";
+            let suites = "store, postgres, entities, state, workflows, messages, locks, claims, admission, flows, peers";
             bail!("there is no suite {other}; there are: {suites}")
         }
     };
@@ -269,8 +269,8 @@ fn bench_postgres(json: bool, quick: bool, only: &[String]) -> Result<()> {
 
 fn bench_of(package: &str, suite: &str, json: bool, quick: bool, only: &[String]) -> Result<()> {
     let mut command = cargo(&["bench", "--quiet", "--package", package, "--bench", suite]);
-    if suite == "postgres" {
-        command.args(["--features", "postgres"]);
+    if let Some(feature) = [("postgres", "postgres"), ("flows", "flow")].iter().find(|(its, _)| *its == suite) {
+        command.args(["--features", feature.1]);
     }
     command.arg("--").args(only);
     if json {

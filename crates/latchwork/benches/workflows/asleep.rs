@@ -68,7 +68,7 @@ pub(crate) fn child_asleep<'a>(words: impl Iterator<Item = &'a str>) {
 }
 
 /// Prints the memory and the processor time of this process while it is idle.
-async fn idle(engine: &Engine) {
+pub(crate) async fn idle(engine: &Engine) {
     // The last commits are not folded into the index yet.
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert_eq!(engine.residents(), 0, "sleeping executions are not in memory");

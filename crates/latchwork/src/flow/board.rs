@@ -12,7 +12,9 @@ use serde_json::Value;
 use crate::flow::error::{BoardError, BoardResult};
 use crate::json;
 use crate::node::write_text;
-use crate::store::{Bytes, Commit, Key, Order, Outcome, Range, Rev, Space, SpaceSpec, Store, Timestamp};
+use crate::page::{Asked, MOST, Page, Records, mark, paged};
+use crate::store::{Bytes, Commit, Item, Key, Order, Outcome, Range, Rev, Space, SpaceSpec, Store, Timestamp};
+use crate::workflow::stored::record::next_page;
 
 /// How many tasks are looked at to claim one.
 const LOOK: usize = 64;
@@ -98,12 +100,12 @@ pub enum TaskState {
     Waiting,
     /// It can be claimed.
     Ready,
-    /// A worker has claimed it, until this time, in microseconds since 1970.
+    /// A worker has claimed it.
     Claimed {
         /// The worker.
         by: String,
         /// The end of the lease.
-        until_us: u64,
+        until: Timestamp,
     },
     /// It is done.
     Completed(Value),
@@ -211,8 +213,8 @@ impl Board {
         self.space.key(self.bytes(What::Ready, &[&order[..], task.id.as_bytes()].concat()))
     }
 
-    fn leased_key(&self, until_us: u64, id: &str) -> Key {
-        self.space.key(self.bytes(What::Leased, &[&until_us.to_be_bytes()[..], id.as_bytes()].concat()))
+    fn leased_key(&self, until: Timestamp, id: &str) -> Key {
+        self.space.key(self.bytes(What::Leased, &[&until.0.to_be_bytes()[..], id.as_bytes()].concat()))
     }
 
     async fn find(&self, id: &str) -> BoardResult<Option<(Task, Rev)>> {
@@ -302,15 +304,12 @@ impl Board {
             if ready.is_empty() {
                 return Ok(None);
             }
-            let free = ready.iter().map(|(key, _)| key).find(|key| self.taken.lock().insert((*key).clone()));
-            let Some(key) = free.cloned() else {
+            let Some(free) = ready.into_iter().find_map(|(key, _)| Taking::begin(&self.taken, key)) else {
                 // Other callers of this process are about to claim all of them.
                 tokio::task::yield_now().await;
                 continue;
             };
-            let claimed = self.claim_at(&key, worker, lease).await;
-            self.taken.lock().remove(&key);
-            if let Some(claimed) = claimed? {
+            if let Some(claimed) = self.claim_at(&free.key, worker, lease).await? {
                 return Ok(Some(claimed));
             }
         }
@@ -323,12 +322,12 @@ impl Board {
         if task.state != TaskState::Ready {
             return Ok(None);
         }
-        let until_us = self.store.env().now().plus(lease).0;
-        task.state = TaskState::Claimed { by: worker.into(), until_us };
+        let until = self.store.env().now().plus(lease);
+        task.state = TaskState::Claimed { by: worker.into(), until };
         task.attempts += 1;
         let own = self.task_key(&task.id);
         let commit = Commit::new().at_rev(&own, rev).put(&own, written(&task)).delete(key);
-        let commit = commit.put(&self.leased_key(until_us, &task.id), Bytes::new());
+        let commit = commit.put(&self.leased_key(until, &task.id), Bytes::new());
         Ok(match self.store.commit(commit).await? {
             Outcome::Applied(_) => Some(ClaimedTask { task }),
             Outcome::Refused(_) => None,
@@ -384,7 +383,7 @@ impl Board {
                 break;
             }
             if let Some((task, _)) = self.find(&String::from_utf8_lossy(id)).await?
-                && matches!(task.state, TaskState::Claimed { until_us, .. } if until_us <= now.0)
+                && matches!(task.state, TaskState::Claimed { until, .. } if until <= now)
             {
                 count += usize::from(self.give_back(&task, "its lease is over").await?);
             }
@@ -417,16 +416,14 @@ impl Board {
         let key = self.task_key(&after.id);
         let commit = Commit::new().at_rev(&key, rev).put(&key, written(after));
         match &claimed.state {
-            TaskState::Claimed { until_us, .. } => commit.delete(&self.leased_key(*until_us, &claimed.id)),
+            TaskState::Claimed { until, .. } => commit.delete(&self.leased_key(*until, &claimed.id)),
             _ => commit,
         }
     }
 
-    /// All tasks, by id.
-    pub async fn tasks(&self) -> BoardResult<Vec<Task>> {
-        let found = self.store.view().await?.scan(&self.range(What::Task), Order::Ascending, usize::MAX).await?;
-        let damaged = |key: &Key| BoardError::Corrupt { task: key.to_string() };
-        found.iter().map(|(key, item)| json::parse_stored(&item.value).ok_or_else(|| damaged(key))).collect()
+    /// The tasks, by id. Await it for a page of them.
+    pub fn tasks(&self) -> Tasks {
+        Tasks { board: self.clone(), asked: Asked::of("tasks") }
     }
 
     /// How the board is. It looks at all tasks only if none is ready and none is claimed.
@@ -437,10 +434,60 @@ impl Board {
                 return Ok(BoardState::Open);
             }
         }
-        let is_done = |task: &Task| matches!(task.state, TaskState::Completed(_));
-        let all = self.tasks().await?.iter().all(is_done);
-        Ok(if all { BoardState::AllCompleted } else { BoardState::BlockedByFailures })
+        let mut rest = self.range(What::Task);
+        while let Some(page) = next_page(&view, &mut rest, MOST).await? {
+            for (key, item) in page {
+                if !matches!(read_task(&key, &item)?.state, TaskState::Completed(_)) {
+                    return Ok(BoardState::BlockedByFailures);
+                }
+            }
+        }
+        Ok(BoardState::AllCompleted)
     }
+}
+
+/// A page of the tasks of a board that is about to be read.
+#[derive(Clone)]
+#[must_use = "nothing is read until this is awaited"]
+pub struct Tasks {
+    board: Board,
+    asked: Asked,
+}
+
+paged!(Tasks => Task, BoardError);
+
+shown!(Tasks, it => board: it.board.name);
+
+impl Tasks {
+    async fn page(self) -> BoardResult<Page<Task>> {
+        let Tasks { board, asked } = self;
+        let view = &board.store.view().await?;
+        let range = board.range(What::Task);
+        let records = Records { view, space: &board.space, range, order: Order::Ascending, skips_damage: false };
+        asked.scan(mark(&board.name), records, |key, item| read_task(key, item).map(Some)).await
+    }
+}
+
+/// A task that a caller of this process is about to claim. Others leave it alone meanwhile.
+struct Taking<'a> {
+    taken: &'a Mutex<BTreeSet<Key>>,
+    key: Key,
+}
+
+impl<'a> Taking<'a> {
+    fn begin(taken: &'a Mutex<BTreeSet<Key>>, key: Key) -> Option<Taking<'a>> {
+        taken.lock().insert(key.clone()).then(|| Taking { taken, key })
+    }
+}
+
+impl Drop for Taking<'_> {
+    fn drop(&mut self) {
+        self.taken.lock().remove(&self.key);
+    }
+}
+
+fn read_task(key: &Key, item: &Item) -> BoardResult<Task> {
+    json::parse_stored(&item.value).ok_or_else(|| BoardError::Corrupt { task: key.to_string() })
 }
 
 fn written(task: &Task) -> Vec<u8> {

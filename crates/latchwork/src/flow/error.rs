@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::page::CursorError;
 use crate::store::StoreError;
 use crate::workflow::{Decision, Failure, WorkflowError};
 
@@ -149,6 +150,9 @@ pub enum BoardError {
     /// A stored task cannot be read.
     #[error("task {task:?} cannot be read")]
     Corrupt { task: String },
+    /// A cursor does not fit the list.
+    #[error(transparent)]
+    Cursor(#[from] CursorError),
     /// The store below.
     #[error(transparent)]
     Store(#[from] StoreError),

@@ -17,7 +17,7 @@ use crate::flow::frame::Frame;
 use crate::flow::request::{Asker, FlowRequest, Settings, shown};
 use crate::flow::schema::{StatePart, merge};
 use crate::flow::stream::{Events, FlowEvent};
-use crate::flow::suspend::{self, AnswerKind, Suspension};
+use crate::flow::suspend::{self, AnswerKind, Suspension, Suspensions};
 use crate::json;
 use crate::store::Order;
 use crate::workflow::{
@@ -311,13 +311,19 @@ impl Flows {
         RequestHandle { engine: self.engine.clone(), handle: self.engine.handle_by_id(id) }
     }
 
-    /// The open questions of the requests of this flow.
-    pub async fn suspensions(&self) -> Result<Vec<Suspension>> {
-        let mut found = Vec::new();
-        for action in self.flow.actions.values() {
-            found.extend(open_questions(&self.engine, &action.workflow).await?);
-        }
-        Ok(found)
+    /// The open questions of the requests to an action: by reason, then the oldest first. Await it for a page of them.
+    ///
+    /// ```
+    /// # use latchwork::flow::{Flows, Result};
+    /// # async fn example(flows: Flows) -> Result<()> {
+    /// for question in flows.suspensions("refund").await? {
+    ///     println!("{}: {} {:?}", question.id, question.message, question.allow);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn suspensions(&self, action: &str) -> Suspensions {
+        let action = self.flow.action(action);
+        Suspensions::new(action.map(|action| self.engine.reviews().workflow(&action.workflow)))
     }
 
     /// A question, open or not.
@@ -331,18 +337,6 @@ impl Flows {
         let value = json::to_value(&value)
             .map_err(|cause| FlowError::BadAnswer { reason: cause.to_string(), value: Value::Null })?;
         suspend::answer(&self.engine, id, kind, value, by).await
-    }
-}
-
-async fn open_questions(engine: &Engine, workflow: &str) -> Result<Vec<Suspension>> {
-    let (mut found, mut after) = (Vec::new(), None);
-    loop {
-        let page = engine.reviews().workflow(workflow).limit(1000).after(after).await?;
-        found.extend(page.items.into_iter().filter_map(Suspension::of));
-        after = page.next;
-        if after.is_none() {
-            return Ok(found);
-        }
     }
 }
 
@@ -459,10 +453,8 @@ impl RequestHandle {
 
     /// The open questions of this request.
     pub async fn suspensions(&self) -> Result<Vec<Suspension>> {
-        let workflow = self.engine.inner.known(self.id()).await?.0.workflow;
-        let mut found = open_questions(&self.engine, &workflow).await?;
-        found.retain(|it| it.request == *self.id());
-        Ok(found)
+        let open = self.engine.inner.stored().open_reviews(self.id()).await?;
+        Ok(open.into_iter().filter_map(Suspension::of).collect())
     }
 
     /// The checkpoints of the request, by the paths of its blocks: the latest states without transient fields.

@@ -112,6 +112,9 @@ impl Frame {
                 return Some(found.clone());
             }
             drop(begun);
+            if let Some(own) = frame.own.as_ref().filter(|_| *frame.node.name == *name) {
+                return Some(own.clone());
+            }
             around = frame.parent.as_ref();
         }
         None

@@ -47,7 +47,7 @@ mod suspend;
 mod work;
 
 pub use block::{Block, Data, HandlerBuilder, NoOutput, handler, router};
-pub use board::{Board, BoardState, ClaimedTask, Dispatch, NewTask, Task, TaskState};
+pub use board::{Board, BoardState, ClaimedTask, Dispatch, NewTask, Task, TaskState, Tasks};
 pub use ctx::{BlockCtx, Look, StateHandle};
 pub use error::{BlockError, BoardError, BoardResult, FlowError, Result};
 pub use flows::{Busy, Flow, FlowBuilder, Flows, RequestHandle, RequestInput, RunRequest, flow};
@@ -57,4 +57,4 @@ pub use request::Asker;
 pub use schema::Transient;
 pub use sequencer::{Case, SequencerBuilder, otherwise, sequencer, when};
 pub use stream::{Events, FlowEvent, NumberedEvent, StepState};
-pub use suspend::{Answer, AnswerKind, Suspend, Suspension};
+pub use suspend::{Answer, AnswerKind, Suspend, Suspension, Suspensions};

@@ -14,8 +14,11 @@ use crate::flow::error::{BlockError, FlowError, Result, failed};
 use crate::flow::request::shown;
 use crate::flow::stream::FlowEvent;
 use crate::json;
+use crate::page::{Cursor, Page};
 use crate::store::Timestamp;
-use crate::workflow::{Boxed, Decision, Engine, ExecutionId, Failure, ReviewDescription, ReviewState, WorkflowError};
+use crate::workflow::{
+    Boxed, Decision, Engine, ExecutionId, Failure, ReviewDescription, ReviewState, Reviews, WorkflowError,
+};
 
 /// The kind of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -259,6 +262,44 @@ impl Suspension {
         let (id, request, reason) = (review.id, review.execution, review.name);
         let (opened, until) = (review.opened, review.until);
         Some(Suspension { id, request, path, reason, message, data, schema, allow, opened, until, decision, is_open })
+    }
+}
+
+/// A page of open questions that is about to be read.
+#[derive(Clone)]
+#[must_use = "nothing is read until this is awaited"]
+pub struct Suspensions {
+    reviews: Result<Reviews>,
+}
+
+shown!(Suspensions, it => action_is_known: it.reviews.is_ok());
+
+impl Suspensions {
+    pub(crate) fn new(reviews: Result<Reviews>) -> Suspensions {
+        Suspensions { reviews }
+    }
+
+    /// The size of a page: 100 by default, at least 1 and at most 1000. A page may have fewer, and still have a next
+    /// one.
+    pub fn limit(self, limit: usize) -> Suspensions {
+        Suspensions::new(self.reviews.map(|reviews| reviews.limit(limit)))
+    }
+
+    /// Continues after an earlier page: its `next`.
+    pub fn after(self, cursor: impl Into<Option<Cursor>>) -> Suspensions {
+        Suspensions::new(self.reviews.map(|reviews| reviews.after(cursor)))
+    }
+}
+
+impl IntoFuture for Suspensions {
+    type Output = Result<Page<Suspension>>;
+    type IntoFuture = Boxed<'static, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async {
+            let Page { items, next } = self.reviews?.await?;
+            Ok(Page { items: items.into_iter().filter_map(Suspension::of).collect(), next })
+        })
     }
 }
 

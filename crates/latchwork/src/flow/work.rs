@@ -39,23 +39,15 @@ pub(crate) async fn drive<T>(frame: &Arc<Frame>, chain: impl Future<Output = T>)
     let mut ended = None;
     std::future::poll_fn(|context| {
         loop {
+            running.extend(std::mem::take(&mut *frame.works.new.lock()));
+            while let Poll::Ready(Some(())) = running.poll_next_unpin(context) {
+                frame.works.left.fetch_sub(1, Ordering::SeqCst);
+            }
+            // After the work: the chain may wait for the end of work, or for a change that work makes.
             if ended.is_none()
                 && let Poll::Ready(result) = chain.as_mut().poll(context)
             {
                 ended = Some(result);
-            }
-            let new = std::mem::take(&mut *frame.works.new.lock());
-            let mut is_changed = !new.is_empty();
-            running.extend(new);
-            let rev = |frame: &Frame| frame.own.as_ref().map_or(0, |own| own.rev());
-            let before = rev(frame);
-            while let Poll::Ready(Some(())) = running.poll_next_unpin(context) {
-                frame.works.left.fetch_sub(1, Ordering::SeqCst);
-                is_changed = true;
-            }
-            // The chain may wait for the end of work, or for a change of the state.
-            if ended.is_none() && (is_changed || rev(frame) != before) {
-                continue;
             }
             if !frame.works.new.lock().is_empty() {
                 continue;

@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn a_block_stands_at_its_name() {
-        let root = Path::default();
+        let root = BranchPath::default();
         for (place, shown) in [
             (root.named("plan", 0).trace(), "plan/"),
             (root.named("plan", 0).at(3), "plan/3"),

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::node::{read_text, write_text};
-use crate::page::{Asked, Page, mark, paged};
+use crate::page::{Asked, MOST, Page, mark, paged};
 use crate::record::Record;
 use crate::store::{Check, ErrorKind, Key, Order, Range, Space, Timestamp, Uuid, View, Write};
 use crate::workflow::engine::{Engine, EngineInner, EngineSpaces, check_name};
@@ -15,6 +15,7 @@ use crate::workflow::operate::executions::Executions;
 use crate::workflow::operate::history::value;
 use crate::workflow::stored::kept::{Kept, MessageBody, ReviewRecord};
 use crate::workflow::stored::keys::review_key;
+use crate::workflow::stored::record::next_page;
 use crate::workflow::{Decision, ExecutionId, Result, WorkflowError};
 
 /// The longest reason of a decision, in bytes.
@@ -121,6 +122,36 @@ impl Executions {
     /// ```
     pub fn reviews(&self) -> Reviews {
         Reviews { stored: self.clone(), workflow: None, name: None, asked: Asked::of("reviews") }
+    }
+
+    /// The open reviews of an execution.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Executions, Result};
+    /// # async fn example(executions: Executions) -> Result<()> {
+    /// for review in executions.open_reviews(&"order-1".into()).await? {
+    ///     println!("{}: {}", review.name, review.question);
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub async fn open_reviews(&self, id: &ExecutionId) -> Result<Vec<ReviewDescription>> {
+        let Some((spaces, space)) = self.spaces.as_ref().and_then(|it| Some((it, it.reviews.as_ref()?))) else {
+            return Ok(Vec::new());
+        };
+        let (view, kept) = (self.store.view().await?, Kept::new(&spaces.kept, id));
+        let (mut rest, mut open) = (kept.reviews(), Vec::new());
+        while let Some(page) = next_page(&view, &mut rest, MOST).await? {
+            for (key, item) in page {
+                let Some((token, name)) = kept.read_review(&key) else { continue };
+                let shown = format!("{token}/{id}");
+                let record = ReviewRecord::decode(&item.value).map_err(|why| why.at(format!("review {shown:?}")))?;
+                let its = space.key(review_key(&record.workflow, name, token, id));
+                if view.get(&its).await?.is_some() {
+                    open.push(ReviewDescription::new(shown, id.clone(), record, true));
+                }
+            }
+        }
+        Ok(open)
     }
 
     /// A review, open or not. It is known as long as its execution is kept and has not continued as new.

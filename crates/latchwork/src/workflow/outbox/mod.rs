@@ -9,6 +9,7 @@ mod within;
 use serde::Serialize;
 
 use crate::json::JsonError;
+use crate::page::{Asked, CursorError, Page, mark, paged};
 use crate::store::{ErrorKind, OutboxRow, Postgres, SqlError, Store, StoreError, Timestamp, Uuid};
 use crate::workflow::{Engine, NotPostgres, WorkflowError};
 
@@ -47,6 +48,9 @@ pub enum OutboxError {
     /// There is no such request: it was done or removed.
     #[error("there is no failed request {id} in the outbox; it was done, retried or removed")]
     NotFound { id: Uuid },
+    /// A cursor does not fit the list.
+    #[error(transparent)]
+    Cursor(#[from] CursorError),
     /// An error of the store.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -56,7 +60,10 @@ impl OutboxError {
     /// The class of the failure.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            OutboxError::NotPostgres | OutboxError::Json { .. } | OutboxError::OnlyNow { .. } => ErrorKind::Invalid,
+            OutboxError::NotPostgres
+            | OutboxError::Json { .. }
+            | OutboxError::OnlyNow { .. }
+            | OutboxError::Cursor(_) => ErrorKind::Invalid,
             OutboxError::Workflow(error) => error.kind(),
             OutboxError::Entity(error) => error.kind(),
             OutboxError::Database { .. } => ErrorKind::Unavailable,
@@ -115,10 +122,19 @@ impl Outbox {
         Ok(Outbox { store: store.clone(), postgres })
     }
 
-    /// Requests that could not be done, in the order of their ids, from the one after `after` on.
-    pub async fn failed(&self, after: Option<Uuid>, limit: usize) -> Result<Vec<FailedRequest>, OutboxError> {
-        let rows = self.postgres.outbox_failed(after, limit).await?;
-        Ok(rows.into_iter().map(FailedRequest::from).collect())
+    /// The requests that could not be done, by id. Await it for a page of them.
+    ///
+    /// ```no_run
+    /// # use latchwork::workflow::{Outbox, OutboxError};
+    /// # async fn example(outbox: Outbox) -> Result<(), OutboxError> {
+    /// for request in outbox.failed().await? {
+    ///     println!("{}: {} failed: {}", request.id, request.kind, request.error);
+    ///     outbox.retry(request.id).await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn failed(&self) -> FailedRequests {
+        FailedRequests { postgres: self.postgres.clone(), asked: Asked::of("failed requests") }
     }
 
     /// Lets a failed request be done again, after all others.
@@ -129,6 +145,31 @@ impl Outbox {
     /// Removes a request that was not done.
     pub async fn remove(&self, id: Uuid) -> Result<(), OutboxError> {
         if self.postgres.outbox_remove(id).await? { Ok(()) } else { Err(OutboxError::NotFound { id }) }
+    }
+}
+
+/// A page of failed requests that is about to be read.
+#[derive(Clone)]
+#[must_use = "nothing is read until this is awaited"]
+pub struct FailedRequests {
+    postgres: Postgres,
+    asked: Asked,
+}
+
+paged!(FailedRequests => FailedRequest, OutboxError);
+
+shown!(FailedRequests, it => of: it.postgres);
+
+impl FailedRequests {
+    async fn page(self) -> Result<Page<FailedRequest>, OutboxError> {
+        let mark = mark(&());
+        let after = match self.asked.position(mark)? {
+            Some(position) => Some(Uuid::from_slice(position).map_err(|_| self.asked.unknown())?),
+            None => None,
+        };
+        let rows = self.postgres.outbox_failed(after, self.asked.limit + 1).await?;
+        let found = rows.into_iter().map(|row| (row.id.as_bytes().to_vec(), FailedRequest::from(row)));
+        Ok(self.asked.page(mark, found.collect()))
     }
 }
 

@@ -192,6 +192,7 @@ impl Journal {
         (self.bytes, self.first) = (0, first.unwrap_or(u64::MAX));
         let all = std::mem::take(&mut self.pending);
         if all.iter().all(|pending| pending.effect.is_none()) {
+            all.iter().for_each(|pending| self.hold(&pending.place));
             return all;
         }
         let mut written: HashSet<Key> = commit.writes().iter().map(|write| write.key().clone()).collect();
@@ -203,13 +204,20 @@ impl Journal {
                 self.pending.push(pending);
             } else {
                 written.extend(keys().cloned());
-                if let Some(is_held) = self.within.get_mut(&pending.place) {
-                    *is_held = true;
-                }
+                self.hold(&pending.place);
                 taken.push(pending);
             }
         }
         taken
+    }
+
+    /// A commit holds the entry at this place.
+    fn hold(&mut self, place: &Place) {
+        if place.branch.is_named()
+            && let Some(is_held) = self.within.get_mut(place)
+        {
+            *is_held = true;
+        }
     }
 
     /// A commit with these entries is in flight. Returns its number.

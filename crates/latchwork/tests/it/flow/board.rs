@@ -68,7 +68,7 @@ async fn a_claim_whose_lease_is_over_is_taken_away_and_can_do_nothing_any_more()
     assert!(matches!(board.complete(late.clone(), 1).await, Err(BoardError::ClaimLost { .. })));
     assert!(matches!(board.fail(late, "late").await, Err(BoardError::ClaimLost { .. })));
     board.complete(taken, json!(7)).await.unwrap();
-    assert_eq!(board.tasks().await.unwrap()[0].state, TaskState::Completed(json!(7)));
+    assert_eq!(board.tasks().await.unwrap().items[0].state, TaskState::Completed(json!(7)));
 }
 
 #[tokio::test]
@@ -87,7 +87,7 @@ async fn wrong_tasks_are_refused() {
     ] {
         assert_eq!(board.add(tasks).await.unwrap_err().to_string(), expected);
     }
-    assert_eq!(board.tasks().await.unwrap().len(), 1);
+    assert_eq!(board.tasks().await.unwrap().items.len(), 1);
 }
 
 /// Workers that stop in the middle lose their claims; each task is completed once all the same.

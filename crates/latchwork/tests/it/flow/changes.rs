@@ -94,7 +94,10 @@ async fn changed(wrap: Wrap, before: Build, after: Build) -> (Result<i64, String
     let ended = tokio::time::timeout(Duration::from_secs(20), ended).await.expect("it ends");
     let _ = request;
     engine.stop();
-    (ended, second.all())
+    // A body that waits may leave memory, and then runs again up to its wait.
+    let mut ran = second.all();
+    ran.dedup_by(|a, b| a == b && *a == "waits");
+    (ended, ran)
 }
 
 /// What is changed, the flow before and after, the output, and the bodies of the second life in the first round.

@@ -28,7 +28,7 @@ fn everything(log: &Log) -> Block<i64, i64> {
     let inner = inner.map(|v, ctx| v + ctx.state().total).build().unwrap();
     let choose = |v: &i64, _: &_| if v % 2 == 0 { "even".to_string() } else { "odd".to_string() };
     let route = router("route", choose, &[&add("even", log), &add("odd", log)]).unwrap();
-    let mends = handler("mends").run(async |_, _: Failure| Ok(1000));
+    let mends = handler("mends").run(async |_, _: Failure| Ok(1000_i64));
     let broken = sequencer("broken").state::<Tally>().step(&add("before", log)).step(&fails("breaks", log));
     let broken = broken.rescue(|_, _| true, &mends).build().unwrap();
     sequencer("all")
@@ -72,7 +72,7 @@ fn everything(log: &Log) -> Block<i64, i64> {
 /// Answers every question, once.
 async fn answers(flow: Flow, engine: Engine) {
     loop {
-        for question in engine.flow(&flow).suspensions().await.unwrap_or_default() {
+        for question in engine.flow(&flow).suspensions("run").await.unwrap_or_default() {
             let _ = engine.flow(&flow).answer(&question.id, AnswerKind::Approve, (), "ada").await;
         }
         engine.store().env().sleep(std::time::Duration::from_secs(60)).await;

@@ -4,6 +4,7 @@ mod bad_input;
 mod board;
 mod changes;
 mod crash;
+mod kill;
 mod state;
 mod stream;
 mod suspensions;

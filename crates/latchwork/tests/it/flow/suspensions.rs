@@ -52,7 +52,7 @@ async fn a_request_waits_for_answers_over_restarts_and_asks_each_question_once()
         };
         if life > 0 {
             let question = loop {
-                if let [question] = &flows.suspensions().await.unwrap()[..] {
+                if let [question] = &flows.suspensions("run").await.unwrap().items[..] {
                     break question.clone();
                 }
                 tokio::task::yield_now().await;
@@ -75,7 +75,7 @@ async fn a_request_waits_for_answers_over_restarts_and_asks_each_question_once()
             output = Some(request.result::<i64>().await.unwrap());
         } else {
             let next = ["first", "second"][life];
-            while log.count(next) == 0 || !flows.suspensions().await.unwrap().iter().any(|it| it.reason == next) {
+            while log.count(next) == 0 || !flows.suspensions("run").await.unwrap().items.iter().any(|it| it.reason == next) {
                 tokio::task::yield_now().await;
             }
         }

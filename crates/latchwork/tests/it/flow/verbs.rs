@@ -163,7 +163,7 @@ fn choices() -> Vec<Row> {
             "rescue",
             |chain, log| {
                 let mends = latchwork::flow::handler("mends")
-                    .run(async |_, failure: Failure| Ok(if failure.code() == "broken" { 7 } else { 8 }));
+                    .run(async |_, failure: Failure| Ok(if failure.code() == "broken" { 7_i64 } else { 8 }));
                 chain
                     .step(&fails("a", log))
                     .step(&add("b", log))
@@ -223,7 +223,7 @@ async fn a_failure_names_the_path_of_its_block() {
         (
             "rescue of another failure",
             |chain, log| {
-                let mends = latchwork::flow::handler("mends").run(async |_, _: Failure| Ok(7));
+                let mends = latchwork::flow::handler("mends").run(async |_, _: Failure| Ok(7_i64));
                 chain.step(&fails("a", log)).rescue(|failure, _| failure.code() == "other", &mends)
             },
             "chain/a",

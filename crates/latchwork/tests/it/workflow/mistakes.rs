@@ -39,7 +39,7 @@ fn mistakes_are_told_where_they_were_made_and_in_words_that_help() {
         ("other_error", &["expected `latchwork::workflow::Failure`, found `std::io::Error`"]),
         ("no_await", &["a step does nothing until it is awaited"]),
         ("no_await_in_body", &["consider `await`ing on the `Future`"]),
-        ("no_output", &["`NoOutput", "is not satisfied"]),
+        ("no_output", &["`NoOutput` is not a value that can pass from block to block", "is used in `tap` or `work`"]),
         ("other_value", &["expected `&Block<String, _>`, found `&Block<u64, u64>`"]),
         ("input", &["`Opaque: serde::Serialize` is not satisfied", "derive(serde::Serialize)"]),
     ] {

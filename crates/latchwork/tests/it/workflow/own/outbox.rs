@@ -44,7 +44,7 @@ impl Bench {
         while number(&client, &due).await > 0 {
             tokio::task::yield_now().await;
         }
-        self.engine.outbox().unwrap().failed(None, 100).await.unwrap()
+        self.engine.outbox().unwrap().failed().await.unwrap().items
     }
 }
 
