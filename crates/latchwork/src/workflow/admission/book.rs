@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use crate::lane::{Part, Tag};
 use crate::record::Record;
-use crate::store::{Bytes, Check, ErrorKind, Key, Order, Range, Rev, Timestamp, View, Write};
+use crate::store::{Bytes, Check, Key, Order, Range, Rev, Timestamp, View, Write};
 use crate::workflow::admission::policy::{Policy, StartNeeds};
-use crate::workflow::admission::stored::{Bucket, Flow, Gate, Gates, Partition};
+use crate::workflow::admission::stored::{Bucket, Gate, Gates, Partition};
 use crate::workflow::engine::EngineInner;
 use crate::workflow::run::{Run, turn};
 use crate::workflow::stored::kept::Inputs;
 use crate::workflow::stored::record::{
-    Admission, Execution, Keyed, Needed, StoredPosition, StoredStatus, Wait, WaitsFor, fetch, fetch_execution,
+    Admission, Execution, Keyed, Needed, StoredPosition, StoredStatus, Wait, WaitsFor, fetch,
 };
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
@@ -63,14 +63,14 @@ pub(super) struct ChangedExecution {
 
 /// A gate after the decisions so far.
 #[derive(Default)]
-struct Open {
+pub(super) struct Open {
     rev: Option<Rev>,
-    gate: Gate,
+    pub(super) gate: Gate,
     /// Notes of returned permits, if they were read; and notes of positions in the queue that were left.
     ended: Option<Vec<Key>>,
-    left: Vec<Key>,
-    flows: BTreeMap<String, u64>,
-    is_changed: bool,
+    pub(super) left: Vec<Key>,
+    pub(super) flows: BTreeMap<String, u64>,
+    pub(super) is_changed: bool,
 }
 
 impl Open {
@@ -92,7 +92,7 @@ impl Open {
     }
 
     /// Adds a position to the queue.
-    fn enqueue(&mut self, rank: u64) -> StoredPosition {
+    pub(super) fn enqueue(&mut self, rank: u64) -> StoredPosition {
         self.gate.waiting += 1;
         self.gate.highest = self.gate.highest.max(rank);
         let position = StoredPosition { rank, number: self.number() };
@@ -105,19 +105,9 @@ impl Open {
         self.gate.held.saturating_sub(self.ended.as_ref().map_or(0, Vec::len) as u64)
     }
 
-    fn waiting(&self) -> u64 {
+    pub(super) fn waiting(&self) -> u64 {
         self.gate.waiting.saturating_sub(self.left.len() as u64)
     }
-}
-
-/// What was found at a position in a queue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum FoundAtPosition {
-    Admitted,
-    /// No execution waits there.
-    Empty,
-    /// A newer program has stored the execution. The position stays.
-    Unknown,
 }
 
 /// The decision about a start.
@@ -192,7 +182,7 @@ impl<'a> Book<'a> {
         !is_changed && self.changed.is_empty() && self.writes.is_empty()
     }
 
-    async fn open(&mut self, partition: &Partition) -> Result<&mut Open> {
+    pub(super) async fn open(&mut self, partition: &Partition) -> Result<&mut Open> {
         if !self.gates.contains_key(partition) {
             let mut open = Open::default();
             if let Some((gate, rev)) = fetch_gate(self.keys(), &self.view, partition).await? {
@@ -207,7 +197,7 @@ impl<'a> Book<'a> {
 
     /// How many more permits of a limit can be granted, up to `wanted`. The notes are read only if the room is too
     /// small without them: a returned permit only makes more room.
-    async fn room(&mut self, policy: &Policy, partition: &Partition, wanted: u64) -> Result<u64> {
+    pub(super) async fn room(&mut self, policy: &Policy, partition: &Partition, wanted: u64) -> Result<u64> {
         let most = policy.most(partition).map_or(u64::MAX, u64::from);
         let open = self.open(partition).await?;
         if open.ended.is_none() && most.saturating_sub(open.used()) < wanted {
@@ -225,7 +215,12 @@ impl<'a> Book<'a> {
     }
 
     /// Returns the index of the first limit that a start would not pass.
-    async fn first_full(&mut self, policy: &Policy, workflow: &str, gates: &[Option<String>]) -> Result<usize> {
+    pub(super) async fn first_full(
+        &mut self,
+        policy: &Policy,
+        workflow: &str,
+        gates: &[Option<String>],
+    ) -> Result<usize> {
         for (place, key) in gates.iter().enumerate() {
             if !self.has_room(policy, &Partition::new(workflow, key.as_deref())).await? {
                 return Ok(place);
@@ -300,7 +295,7 @@ impl<'a> Book<'a> {
     }
 
     /// Takes a permit of a limit. Returns the number of the permit.
-    async fn pass(&mut self, policy: &Policy, partition: &Partition) -> Result<u64> {
+    pub(super) async fn pass(&mut self, policy: &Policy, partition: &Partition) -> Result<u64> {
         let open = self.open(partition).await?;
         open.gate.limit = policy.most(partition).unwrap_or(u32::MAX);
         open.gate.held += 1;
@@ -343,170 +338,6 @@ impl<'a> Book<'a> {
         }
         (filled.bucket.full_us, filled.is_changed) = (full_us, true);
         Ok(Ok(Some(Timestamp(begins_us)).filter(|begins| *begins > self.now)))
-    }
-
-    /// Puts an execution into the queue of the next limit that it must pass.
-    pub(super) async fn queue(
-        &mut self,
-        policy: &Policy,
-        workflow: &str,
-        id: &ExecutionId,
-        execution: &mut Execution,
-        admission: &mut Admission,
-        (priority, flow): (i32, Option<&str>),
-    ) -> Result<()> {
-        let key = admission.gates.get(usize::from(admission.passed)).and_then(|needed| needed.key.clone());
-        let partition = Partition::new(workflow, key.as_deref());
-        let rank = self.rank(policy, &partition, priority, flow).await?;
-        let open = self.open(&partition).await?;
-        let position = open.enqueue(rank);
-        self.wait_in_queue(policy, &partition, id, execution, admission, position);
-        Ok(())
-    }
-
-    fn wait_in_queue(
-        &mut self,
-        policy: &Policy,
-        partition: &Partition,
-        id: &ExecutionId,
-        execution: &mut Execution,
-        admission: &mut Admission,
-        position: StoredPosition,
-    ) {
-        admission.position = Some(position);
-        self.writes.insert(self.keys().position(partition, position, id), Some(Bytes::new()));
-        let until = policy.queue_timeout().map(|timeout| Timestamp(execution.started_us).plus(timeout));
-        let what = WaitsFor::Admission(partition.key().unwrap_or(partition.workflow()).into());
-        execution.waits = vec![Wait { what, since: self.now, until }];
-        let timer_us = until.map(|until| until.0);
-        (execution.status, execution.timer_us, execution.deadline_us) = (StoredStatus::Waiting, timer_us, None);
-        if !self.queued.contains(partition) {
-            self.queued.push(partition.clone());
-        }
-    }
-
-    /// The rank of a start that enters a queue now. It never changes, because all waiting starts age at the same rate.
-    async fn rank(&mut self, policy: &Policy, at: &Partition, priority: i32, flow: Option<&str>) -> Result<u64> {
-        let priority = i64::from(priority);
-        let Some(flow) = flow else {
-            // Behind all earlier starts, whatever their ranks are.
-            let Some(ageing) = policy.ageing() else { return Ok(self.open(at).await?.gate.highest) };
-            // The start counts as if it had come earlier.
-            let ahead = i128::from(priority) * ageing.as_micros() as i128;
-            return Ok((i128::from(self.now.0) - ahead).clamp(0, i128::from(u64::MAX)) as u64);
-        };
-        if !self.open(at).await?.flows.contains_key(flow) {
-            let key = self.keys().flow(at, flow);
-            let found = fetch::<Flow>(&self.view, &key, || format!("key {flow:?} of a fair queue")).await?;
-            self.open(at).await?.flows.insert(flow.into(), found.map_or(0, |(flow, _)| flow.last));
-        }
-        let open = self.open(at).await?;
-        let last = open.flows.get_mut(flow).expect("it was opened");
-        // Each key gets one start per round.
-        *last = (*last).max(open.gate.round).saturating_add(1);
-        let (rank, record) = (*last, Flow { last: *last }.encode());
-        self.writes.insert(self.keys().flow(at, flow), Some(record));
-        Ok(rank.saturating_add_signed(-priority))
-    }
-
-    /// Admits the first executions of a queue: as many as there is room for, and at most `most`. Returns true if the
-    /// queue may have more.
-    pub(crate) async fn admit_next(&mut self, policy: &Policy, partition: &Partition, most: usize) -> Result<bool> {
-        let wanted = self.open(partition).await?.waiting().min(most as u64);
-        let room = self.room(policy, partition, wanted).await? as usize;
-        if room == 0 {
-            return Ok(false);
-        }
-        let from = self.keys().queue_from(partition, self.open(partition).await?.gate.head);
-        let mut queue = self.view.scan(&from, Order::Ascending, room).await?;
-        if queue.len() < room {
-            queue = self.view.scan(&self.keys().queue(partition), Order::Ascending, room).await?;
-        }
-        if queue.len() < room {
-            // Positions were lost to damage. The count is corrected, so that new starts do not wait for them.
-            let open = self.open(partition).await?;
-            open.gate.waiting = (open.left.len() + queue.len()) as u64;
-            open.is_changed = true;
-        }
-        let mut is_first = true;
-        for (key, _) in &queue {
-            let found = Gates::read_position(key);
-            let admitted = match &found {
-                Some((position, id)) => self.admit(policy, partition, *position, id).await?,
-                None => FoundAtPosition::Empty,
-            };
-            match admitted {
-                FoundAtPosition::Admitted => {}
-                FoundAtPosition::Empty => {
-                    tracing::error!(%key, "a position in a queue belongs to no execution; it is deleted")
-                }
-                FoundAtPosition::Unknown => {
-                    is_first = false;
-                    continue;
-                }
-            }
-            self.writes.insert(key.clone(), None);
-            let open = self.open(partition).await?;
-            open.gate.waiting = open.gate.waiting.saturating_sub(1);
-            if let Some((StoredPosition { rank, number }, _)) = found {
-                open.gate.round = open.gate.round.max(rank);
-                // A position that stays is before all others, so the head does not move past it.
-                open.gate.head = if is_first { StoredPosition { rank, number: number + 1 } } else { open.gate.head };
-            }
-            open.is_changed = true;
-        }
-        Ok(queue.len() == most)
-    }
-
-    /// Admits an execution from a queue: it takes the permit and continues to the next limit if there is one.
-    async fn admit(
-        &mut self,
-        policy: &Policy,
-        at: &Partition,
-        position: StoredPosition,
-        id: &ExecutionId,
-    ) -> Result<FoundAtPosition> {
-        let found = match fetch_execution(&self.view, &self.engine.spaces.executions, id).await {
-            Err(error) if error.kind() == ErrorKind::Corrupt => return Ok(FoundAtPosition::Empty),
-            Err(error) if error.is_unknown_version() => return Ok(FoundAtPosition::Unknown),
-            found => found?,
-        };
-        let its = |execution: &Execution| execution.admission.as_ref()?.queued(&execution.workflow);
-        let is_its = |it: &Execution| its(it) == Some((at.clone(), position)) && it.status == StoredStatus::Waiting;
-        let Some((before, item)) = found.filter(|(found, _)| is_its(found)) else { return Ok(FoundAtPosition::Empty) };
-        let permit = self.pass(policy, at).await?;
-        let mut after = before.clone();
-        let mut admission = after.admission.take().unwrap_or_default();
-        admission.gates[usize::from(admission.passed)].permit = permit;
-        (admission.position, admission.passed) = (None, admission.passed + 1);
-        let rest = admission.gates.iter().skip(admission.passed.into()).map(|needed| needed.key.clone());
-        let rest: Vec<Option<String>> = rest.collect();
-        let further = self.first_full(policy, &after.workflow, &rest).await?;
-        for key in &rest[..further] {
-            let permit = self.pass(policy, &Partition::new(&before.workflow, key.as_deref())).await?;
-            admission.gates[usize::from(admission.passed)].permit = permit;
-            admission.passed += 1;
-        }
-        match rest.get(further) {
-            Some(key) => {
-                // The rank in the last queue also counts in the next queue. Rounds of different queues cannot be
-                // compared.
-                let next = Partition::new(&before.workflow, key.as_deref());
-                let open = self.open(&next).await?;
-                let rank = if policy.is_fair() { open.gate.highest } else { position.rank };
-                let position = open.enqueue(rank);
-                self.wait_in_queue(policy, &next, id, &mut after, &mut admission, position);
-            }
-            None => {
-                after.let_begin(self.now, self.engine.timeout_of(&before.workflow));
-                if after.status == StoredStatus::Running {
-                    self.end_gathering(id, &mut after, &mut admission).await?;
-                }
-            }
-        }
-        after.admission = Some(admission);
-        self.changed.insert(id.clone(), ChangedExecution { before, rev: item.rev, after });
-        Ok(FoundAtPosition::Admitted)
     }
 
     /// Turns all decisions into a part of a commit.

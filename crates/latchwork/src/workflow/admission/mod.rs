@@ -8,6 +8,7 @@ mod book;
 mod gather;
 mod lane;
 pub(crate) mod policy;
+mod queue;
 mod starter;
 pub(crate) mod stored;
 mod tidy;

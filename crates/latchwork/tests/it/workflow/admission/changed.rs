@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use latchwork::store::Commit;
+use latchwork::store::{Bytes, Commit, Key};
 use latchwork::workflow::{
     Batch, Ctx, Debounce, Engine, ExecutionFilter, ExecutionState, Queue, RateLimit, Supersede, Workflow,
     WorkflowBuilder, WorkflowError, workflow,
@@ -331,6 +331,31 @@ async fn a_batch_and_a_debounce_that_follows_it_gather_beside_each_other() {
     assert_eq!(lives.records().await, 0, "nothing gathers");
 }
 
+/// Changes the stored records of executions as a newer program would. Returns the records as they were.
+async fn store_as_newer(lives: &Lives, ids: &[&str]) -> Vec<(Key, Bytes)> {
+    let spaces = lives.store.spaces().await.unwrap();
+    let executions = spaces.iter().find(|space| space.name() == "workflow.executions").unwrap();
+    let mut known = Vec::new();
+    for id in ids {
+        let key = executions.key(*id);
+        let value = lives.store.view().await.unwrap().get(&key).await.unwrap().unwrap().value;
+        let newer = [&[value[0] + 1], &value[1..]].concat();
+        lives.store.commit(Commit::new().put(&key, newer)).await.unwrap().applied().unwrap();
+        known.push((key, value));
+    }
+    known
+}
+
+async fn store_again(lives: &Lives, known: Vec<(Key, Bytes)>) {
+    for (key, value) in known {
+        lives.store.commit(Commit::new().put(&key, value)).await.unwrap().applied().unwrap();
+    }
+}
+
+async fn is_queued(engine: &Engine, id: &str) -> bool {
+    engine.why(id).await.unwrap().queue.is_some()
+}
+
 /// A newer program has stored the first execution of the queue. While this program cannot read it, it keeps its
 /// position, and the executions behind it are admitted. When it can be read again, it is the next.
 #[tokio::test]
@@ -338,23 +363,67 @@ async fn an_execution_of_a_newer_program_keeps_its_position_while_others_are_adm
     let queued = |limit| held(import().concurrency(limit).when_full(Queue::new()));
     let (lives, one, three) = (Lives::new().await, queued(1), queued(3));
     let engine = lives.begin(&one).await;
-    for (id, told) in [("h", Runs), ("a", Waits), ("b", Waits), ("c", Waits)] {
+    for (id, told) in [("h", Runs), ("a", Waits), ("b", Waits), ("c", Waits), ("d", Waits)] {
         assert_eq!(start(&engine, &one, id).await, told, "{id}");
     }
     engine.stop();
-    let spaces = lives.store.spaces().await.unwrap();
-    let key = spaces.iter().find(|space| space.name() == "workflow.executions").unwrap().key("a");
-    let known = lives.store.view().await.unwrap().get(&key).await.unwrap().unwrap().value;
-    let newer = [&[known[0] + 1], &known[1..]].concat();
-    lives.store.commit(Commit::new().put(&key, newer)).await.unwrap().applied().unwrap();
+    let known = store_as_newer(&lives, &["a"]).await;
     // Two more may begin beside the running execution.
     let engine = lives.begin(&three).await;
-    assert_eq!(used(&engine, None).await, (2, 2));
-    assert!(engine.why("b").await.unwrap().queue.is_none() && engine.why("c").await.unwrap().queue.is_some());
+    assert_eq!(used(&engine, None).await, (3, 2));
+    assert!(!is_queued(&engine, "b").await && !is_queued(&engine, "c").await && is_queued(&engine, "d").await);
     engine.stop();
-    lives.store.commit(Commit::new().put(&key, known)).await.unwrap().applied().unwrap();
+    store_again(&lives, known).await;
     let engine = lives.begin(&three).await;
+    assert_eq!(used(&engine, None).await, (3, 2));
+    engine.signal("h", "end", &()).await.unwrap();
+    lives.run(engine.handle(&three, "h").result()).await.unwrap();
+    settle().await;
     assert_eq!(used(&engine, None).await, (3, 1));
-    assert!(engine.why("a").await.unwrap().queue.is_none() && engine.why("c").await.unwrap().queue.is_some());
+    assert!(!is_queued(&engine, "a").await && is_queued(&engine, "d").await);
+    engine.stop();
+}
+
+/// The executions of a newer program at the front of the queue are as many as there are free permits, or more. The
+/// executions behind them are admitted in their order, at the start of the engine, by an end and by a new start.
+#[tokio::test]
+async fn executions_of_a_newer_program_at_the_front_do_not_stop_the_queue() {
+    let queued = |limit| held(import().concurrency(limit).when_full(Queue::new()));
+    let (lives, one, two) = (Lives::new().await, queued(1), queued(2));
+    let engine = lives.begin(&one).await;
+    let newer: Vec<String> = (0..40).map(|n| format!("newer-{n:02}")).collect();
+    assert_eq!(start(&engine, &one, "h").await, Runs);
+    for id in newer.iter().map(String::as_str).chain(["a", "b", "c"]) {
+        engine.start(&one, id.to_string()).id(id).await.unwrap();
+    }
+    engine.stop();
+    let ids: Vec<&str> = newer.iter().map(String::as_str).collect();
+    let known = store_as_newer(&lives, &ids).await;
+    // There is one free permit.
+    let engine = lives.begin(&two).await;
+    assert_eq!(used(&engine, None).await, (2, 42));
+    assert!(!is_queued(&engine, "a").await && is_queued(&engine, "b").await && is_queued(&engine, "c").await);
+    // An end makes room for the next.
+    engine.signal("h", "end", &()).await.unwrap();
+    lives.run(engine.handle(&two, "h").result()).await.unwrap();
+    settle().await;
+    assert!(!is_queued(&engine, "b").await && is_queued(&engine, "c").await);
+    // A new start is behind all of them.
+    assert_eq!(start(&engine, &two, "d").await, Waits);
+    assert!(is_queued(&engine, "c").await);
+    engine.signal("a", "end", &()).await.unwrap();
+    lives.run(engine.handle(&two, "a").result()).await.unwrap();
+    settle().await;
+    assert!(!is_queued(&engine, "c").await && is_queued(&engine, "d").await);
+    engine.stop();
+    // The newer program is back: its executions are before the rest of the queue.
+    store_again(&lives, known).await;
+    let engine = lives.begin(&two).await;
+    assert_eq!(used(&engine, None).await, (2, 41));
+    engine.signal("b", "end", &()).await.unwrap();
+    lives.run(engine.handle(&two, "b").result()).await.unwrap();
+    settle().await;
+    assert!(!is_queued(&engine, "newer-00").await && is_queued(&engine, "newer-01").await);
+    assert!(is_queued(&engine, "d").await);
     engine.stop();
 }
