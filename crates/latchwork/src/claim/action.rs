@@ -428,18 +428,26 @@ impl ActionCtx {
 
     /// Runs SQL on the user's own tables in the transaction of the final status, on a store in PostgreSQL: both take
     /// effect, or neither. It is called when the transition is committed, and again if the transaction is rolled back
-    /// for a deadlock or a lost connection. An error of it fails the transition, and the claim is released.
+    /// for a deadlock or a lost connection. An error of it fails the transition, and the claim is released. `?` accepts
+    /// any error.
+    ///
+    /// ```
+    /// # use latchwork::claim::ActionCtx;
+    /// # use latchwork::store::SqlTx;
+    /// # fn example(ctx: ActionCtx, invoice: i64) {
+    /// ctx.sql(move |tx: SqlTx| async move {
+    ///     tx.execute("INSERT INTO payments (invoice) VALUES ($1)", &[&invoice]).await?;
+    ///     Ok(())
+    /// });
+    /// # }
+    /// ```
     #[cfg(feature = "postgres")]
-    pub fn sql<F, Fut, E>(&self, work: F)
+    pub fn sql<F, Fut>(&self, work: F)
     where
         F: Fn(crate::store::SqlTx) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = Result<(), E>> + Send + 'static,
-        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+        Fut: Future<Output = Result<(), crate::claim::ActionError>> + Send + 'static,
     {
-        let work: SqlWork = Arc::new(move |tx| {
-            let work = work(tx);
-            Box::pin(async move { work.await.map_err(crate::claim::ActionError::new) })
-        });
+        let work: SqlWork = Arc::new(move |tx| Box::pin(work(tx)));
         self.stage(|staged| staged.sql.push(work));
     }
 

@@ -20,7 +20,7 @@ use crate::claim::janitor::{self, Abandoned};
 use crate::claim::ledger::Ledger;
 use crate::claim::machine::Machine;
 use crate::claim::outbox::{AfterEffect, EffectOutbox, Handler};
-use crate::claim::outcome::Outcome;
+use crate::claim::outcome::{IntoDelivery, IntoOutcome, Outcome};
 use crate::claim::read;
 use crate::claim::rows::Rows;
 use crate::claim::stored::ClaimSpaces;
@@ -62,7 +62,7 @@ const RINGING: usize = 256;
 ///     }"#)
 ///     .action("ApplyPayment", async |ctx: ActionCtx| {
 ///         ctx.add(Add::new("payment").data(json!({"of": ctx.entity().id, "amount": ctx.input()["amount"]})));
-///         Ok::<_, std::io::Error>(Outcome::done())
+///         Outcome::done()
 ///     })
 ///     .start()
 ///     .await?;
@@ -270,7 +270,8 @@ impl ClaimsBuilder {
         self
     }
 
-    /// Registers an action under the name that the configuration uses for it.
+    /// Registers an action under the name that the configuration uses for it. It returns an [`Outcome`], or a `Result`
+    /// if it can fail: see [`IntoOutcome`].
     ///
     /// ```
     /// # use latchwork::claim::{ActionCtx, Claims, Outcome};
@@ -279,19 +280,19 @@ impl ClaimsBuilder {
     /// # fn example(engine: &Engine) {
     /// let claims = Claims::on(engine).action("Pay", async |ctx: ActionCtx| {
     ///     ctx.merge_data(json!({"paid_by": ctx.requester()}));
-    ///     Ok::<_, std::io::Error>(Outcome::done())
+    ///     Outcome::done()
     /// });
     /// # }
     /// ```
-    pub fn action<F, Fut, E>(mut self, name: impl Into<String>, action: F) -> ClaimsBuilder
+    pub fn action<F, Fut, R>(mut self, name: impl Into<String>, action: F) -> ClaimsBuilder
     where
         F: Fn(ActionCtx) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = std::result::Result<Outcome, E>> + Send + 'static,
-        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+        Fut: Future<Output = R> + Send + 'static,
+        R: IntoOutcome,
     {
         let plain: PlainAction = Arc::new(move |ctx| {
             let acting = action(ctx);
-            Box::pin(async move { acting.await.map_err(ActionError::new) })
+            Box::pin(async move { acting.await.into_outcome() })
         });
         self.register(name.into(), Action::Plain(plain));
         self
@@ -347,19 +348,18 @@ impl ClaimsBuilder {
     /// # fn example(engine: &Engine) {
     /// let claims = Claims::on(engine).after_effect("SendReceipt", async |paid: AfterEffect| {
     ///     println!("a receipt for {}, under the key {}", paid.entity, paid.key);
-    ///     Ok::<_, std::io::Error>(())
     /// });
     /// # }
     /// ```
-    pub fn after_effect<F, Fut, E>(mut self, name: impl Into<String>, handler: F) -> ClaimsBuilder
+    pub fn after_effect<F, Fut, R>(mut self, name: impl Into<String>, handler: F) -> ClaimsBuilder
     where
         F: Fn(AfterEffect) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = std::result::Result<(), E>> + Send + 'static,
-        E: std::fmt::Display,
+        Fut: Future<Output = R> + Send + 'static,
+        R: IntoDelivery,
     {
         let handler: Handler = Arc::new(move |effect| {
             let handling = handler(effect);
-            Box::pin(async move { handling.await.map_err(|error| error.to_string()) })
+            Box::pin(async move { handling.await.into_delivery() })
         });
         let name = name.into();
         if self.handlers.insert(name.clone(), handler).is_some() || self.started.contains_key(&name) {

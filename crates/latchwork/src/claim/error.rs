@@ -293,6 +293,14 @@ impl ActionError {
     }
 }
 
+/// `?` turns any error into one, so an action may return `Result<Outcome, ActionError>`. It is not an
+/// `std::error::Error` itself, because each of these is turned into one.
+impl<E: Into<Box<dyn std::error::Error + Send + Sync>>> From<E> for ActionError {
+    fn from(error: E) -> ActionError {
+        ActionError::new(error)
+    }
+}
+
 impl fmt::Display for ActionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {

@@ -20,7 +20,7 @@
 //!     .action("Pay", async |ctx: ActionCtx| {
 //!         // Committed together with the status `paid`, or not at all.
 //!         ctx.merge_data(json!({"amount": ctx.input()["amount"]}));
-//!         Ok::<_, std::io::Error>(Outcome::done())
+//!         Outcome::done()
 //!     })
 //!     .start()
 //!     .await?;
@@ -75,8 +75,8 @@ pub use lists::{ClaimList, DeadLetters, Strays, Transitions, Undelivered};
 pub use operate::{ClaimOperator, OpenClaim, Permitted, StoredClaims, Transition, TransitionKind};
 pub use outbox::{AfterEffect, DeadLetter};
 pub use outcome::{
-    ActionFailure, ClaimFailed, ClaimHolder, Conflict, Fired, Lost, NotPermitted, Outcome, Reason, Rejection,
-    Transitioned,
+    ActionFailure, ClaimFailed, ClaimHolder, Conflict, Fired, IntoDelivery, IntoOutcome, Lost, NotPermitted, Outcome,
+    Reason, Rejection, Transitioned,
 };
 
 pub use table::UserTable;

@@ -8,6 +8,7 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 
+use crate::claim::error::ActionError;
 use crate::entity::EntityId;
 use crate::store::{Rev, Timestamp};
 
@@ -88,6 +89,75 @@ impl Outcome {
     /// ```
     pub fn rejection(message: impl Into<String>) -> Outcome {
         Outcome::Rejection(Rejection { message: message.into(), field: None })
+    }
+}
+
+/// What an action returns: an [`Outcome`], or a `Result` with an error of any type if it can fail. The caller gets that
+/// error unchanged, in [`ClaimError::Action`](crate::claim::ClaimError::Action), so its type is the action's choice. A
+/// closure that uses `?` says which it is:
+///
+/// ```
+/// # use latchwork::claim::{ActionCtx, ActionError, Claims, Outcome};
+/// # use latchwork::workflow::Engine;
+/// # fn example(engine: &Engine) {
+/// let claims = Claims::on(engine)
+///     .action("Pay", async |ctx: ActionCtx| Outcome::output(ctx.key()))
+///     .action("Read", async |_: ActionCtx| -> Result<Outcome, ActionError> {
+///         Ok(Outcome::output(std::fs::read_to_string("./rates")?))
+///     });
+/// # }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "an action returns an `Outcome`, or a `Result` of an `Outcome`",
+    label = "this action returns `{Self}`"
+)]
+pub trait IntoOutcome {
+    /// The outcome, or the error with which the action has failed.
+    fn into_outcome(self) -> Result<Outcome, ActionError>;
+}
+
+impl IntoOutcome for Outcome {
+    fn into_outcome(self) -> Result<Outcome, ActionError> {
+        Ok(self)
+    }
+}
+
+impl<E: Into<ActionError>> IntoOutcome for Result<Outcome, E> {
+    fn into_outcome(self) -> Result<Outcome, ActionError> {
+        self.map_err(Into::into)
+    }
+}
+
+/// What the handler of an after-effect returns: nothing, or a `Result` with an error that can be printed. After an error
+/// the handler is called again.
+///
+/// ```
+/// # use latchwork::claim::{AfterEffect, Claims};
+/// # use latchwork::workflow::Engine;
+/// # fn example(engine: &Engine) {
+/// let claims = Claims::on(engine)
+///     .after_effect("Print", async |paid: AfterEffect| println!("{} is paid", paid.entity))
+///     .after_effect("Write", async |paid: AfterEffect| std::fs::write("./paid", &paid.key));
+/// # }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "the handler of an after-effect returns nothing, or a `Result` of nothing",
+    label = "this handler returns `{Self}`"
+)]
+pub trait IntoDelivery {
+    /// Nothing, or the message of the error.
+    fn into_delivery(self) -> Result<(), String>;
+}
+
+impl IntoDelivery for () {
+    fn into_delivery(self) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+impl<E: fmt::Display> IntoDelivery for Result<(), E> {
+    fn into_delivery(self) -> Result<(), String> {
+        self.map_err(|error| error.to_string())
     }
 }
 

@@ -614,7 +614,8 @@ impl Container {
     }
 
     /// Runs a mutator on the state and stores its result. The mutator may be asynchronous, and may run again on newer
-    /// state if another process was faster. Its own error leaves the state as it is and is returned unchanged.
+    /// state if another process was faster. Its own error leaves the state as it is and is returned unchanged. The type
+    /// of that error is the mutator's choice, so a mutator that never fails has to name one.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]

@@ -227,6 +227,9 @@ impl Ctx {
     /// Runs branches side by side and waits for all of them. The branches are a tuple of functions, each called with
     /// its own context. Returns the tuple of their outputs.
     ///
+    /// An output may have any type, so the type of an error is not known from here. A branch that uses `?` says what it
+    /// returns: `async |ctx: Ctx| -> Result<u64, Failure> { … }`. The branches of [`Ctx::try_join`] need not.
+    ///
     /// ```
     /// # use latchwork::workflow::{Ctx, Failure};
     /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
@@ -260,7 +263,8 @@ impl Ctx {
     }
 
     /// Runs branches side by side until the first has ended, and records which it was; the others are dropped. The
-    /// outputs may have different types: the result says which branch was first.
+    /// outputs may have different types: the result says which branch was first. As in [`Ctx::join`], a branch that uses
+    /// `?` says what it returns.
     ///
     /// ```
     /// # use std::time::Duration;

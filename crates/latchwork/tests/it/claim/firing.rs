@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use latchwork::claim::{ActionCtx, ClaimError, ClaimStep, ClaimWorkflow, Claims, Fired, Outcome, Reason};
+use latchwork::claim::{
+    ActionCtx, ActionError, AfterEffect, ClaimError, ClaimStep, ClaimWorkflow, Claims, Fired, Outcome, Reason,
+};
 use latchwork::entity::{Add, Update};
 use latchwork::json;
 use latchwork::store::Store;
@@ -288,6 +290,32 @@ async fn a_claim_blocks_the_steps_of_other_workflows_on_the_entity() {
     assert!(claims.fire("review", "review", "i").await.unwrap().is_done());
     let data = engine.entities().get("i").await.unwrap().unwrap().data;
     assert_eq!(data, json!({"status": "paid", "review": {"status": "reviewed"}}));
+}
+
+// An action without errors and a handler without errors name no type of error. `?` turns any error into one that the
+// caller gets unchanged.
+#[tokio::test]
+async fn an_action_returns_an_outcome_or_a_result_with_any_error() {
+    let engine = Engine::on(&Store::memory().await.unwrap()).start().await.unwrap();
+    let job = ClaimWorkflow::new("job", "jobs", "job").statuses(["open", "done"]);
+    let job = job.step(ClaimStep::new(1, "read", "open", "done").action("Read"));
+    let job = job.step(ClaimStep::new(2, "finish", "open", "done").action("Finish").after("Tell"));
+    let claims = Claims::on(&engine).workflow(job);
+    let claims = claims.action("Finish", async |_: ActionCtx| Outcome::output(7));
+    let claims = claims.action("Read", async |_: ActionCtx| -> Result<Outcome, ActionError> {
+        Ok(Outcome::output("x".parse::<u32>()?))
+    });
+    let claims = claims.after_effect("Tell", async |_: AfterEffect| {}).start().await.unwrap();
+    claims.add("job", Add::new("job").id("j").data(json!({"status": "open"}))).await.unwrap();
+    match claims.fire("job", "read", "j").await {
+        Err(ClaimError::Action { error, .. }) => assert!(error.downcast_ref::<std::num::ParseIntError>().is_some()),
+        fired => panic!("x is no number: {fired:?}"),
+    }
+    let fired = claims.fire("job", "finish", "j").await.unwrap();
+    assert_eq!(fired.done().unwrap().output, 7);
+    while claims.undelivered() > 0 {
+        sleep(std::time::Duration::from_millis(1)).await;
+    }
 }
 
 // A caller stops polling after its claim was sent. The action runs all the same.

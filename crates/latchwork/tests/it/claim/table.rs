@@ -11,7 +11,7 @@ use latchwork::claim::{
 };
 use latchwork::entity::Add;
 use latchwork::json;
-use latchwork::store::{SqlError, SqlTx, Store};
+use latchwork::store::{SqlTx, Store};
 use latchwork::workflow::{Ctx, Engine, workflow};
 
 use crate::server::{Server, VARIABLE};
@@ -62,7 +62,7 @@ async fn act(ctx: ActionCtx, place: Place) -> Result<Outcome, Box<dyn std::error
             if fails {
                 tx.execute("SELECT 1/0", &[]).await?;
             }
-            Ok::<_, SqlError>(())
+            Ok(())
         }
     });
     Ok(Outcome::output(json!({"paid": cents})))
