@@ -1,5 +1,6 @@
 //! `latch schedule` on directories: an engine of the library continues with what the command writes.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
@@ -79,6 +80,84 @@ fn a_schedule_is_created_looked_at_operated_and_deleted() {
     run(store, &["delete", "nightly"]);
     let gone = latch(&["schedule", "show", "nightly"], store).output().unwrap();
     assert_eq!(gone.status.code(), Some(3), "{}", text(&gone.stderr));
+}
+
+/// True for a time as RFC 3339, in UTC, with microseconds.
+fn is_time(value: &Value) -> bool {
+    let digits = |text: &str| text.replace(|symbol: char| symbol.is_ascii_digit(), "0");
+    value.as_str().is_some_and(|text| digits(text) == "0000-00-00T00:00:00.000000Z")
+}
+
+/// Collects the keys of values of one kind, at any depth. A list counts as what it holds.
+fn collect_keys(value: &Value, is_it: fn(&Value) -> bool, found: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(fields) => {
+            for (key, value) in fields {
+                let items = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+                if items.iter().any(is_it) {
+                    found.insert(key.clone());
+                }
+                collect_keys(value, is_it, found);
+            }
+        }
+        Value::Array(items) => items.iter().for_each(|item| collect_keys(item, is_it, found)),
+        _ => {}
+    }
+}
+
+fn keys(value: &Value, is_it: fn(&Value) -> bool) -> Vec<String> {
+    let mut found = BTreeSet::new();
+    collect_keys(value, is_it, &mut found);
+    found.into_iter().collect()
+}
+
+/// Times are texts in JSON, and their keys have no unit. Lengths of time are numbers, and their keys have one. All other
+/// numbers are counts.
+#[test]
+fn times_are_written_as_times_and_lengths_of_time_with_their_unit() {
+    const COUNTS: [&str; 6] = ["backfills", "missed", "rejected", "skipped", "started", "waiting"];
+    let directory = tempfile::tempdir().unwrap();
+    let store = &directory.path().join("data");
+    process(store, async |_| ());
+    let create = ["create", "hourly", "--every", "1h", "--workflow", "report", "--catch-up", "15m"];
+    let create = [&create[..], &["--start", "2035-01-01T00:00:00Z", "--end", "2035-01-02"]].concat();
+    let said = run(store, &create);
+    assert!(said.contains("It fires in ") && said.contains(", at 2035-01-01 00:00:00 UTC."), "{said}");
+    let made = json(store, &create);
+    assert_eq!(keys(&made, is_time), ["changed", "created", "end", "next", "start"], "{made}");
+    let mut numbers = [&["catch_up_ms", "every_ms", "jitter_ms"], &COUNTS[..]].concat();
+    numbers.sort_unstable();
+    assert_eq!(keys(&made, Value::is_number), numbers, "{made}");
+    assert_eq!((&made["every_ms"], &made["jitter_ms"]), (&json!(3_600_000), &json!(0)));
+    assert_eq!(made["catch_up_ms"], 900_000);
+    let (first, second) = ("2035-01-01T00:00:00.000000Z", "2035-01-01T01:00:00.000000Z");
+    assert_eq!((&made["start"], &made["next"]), (&json!(first), &json!(first)));
+    assert_eq!(made["end"], "2035-01-02T00:00:00.000000Z");
+
+    run(store, &["pause", "hourly", "--reason", "a holiday"]);
+    let listed = json(store, &["list"]);
+    assert_eq!(keys(&listed, is_time), ["changed", "created", "end", "paused_since", "start"], "{listed}");
+    assert_eq!(keys(&listed, Value::is_number), numbers, "{listed}");
+    let shown = run(store, &["show", "hourly"]);
+    let is_told = |told: &str| shown.contains(&format!("It was paused {told} and starts nothing: a holiday"));
+    assert!(is_told("just now") || (1..60).any(|seconds| is_told(&format!("{seconds}s ago"))), "{shown}");
+    assert_eq!(json(store, &["resume", "hourly"]), json!({"name": "hourly", "next": first}));
+    assert!(run(store, &["resume", "hourly"]).contains("fires next at 2035-01-01 00:00:00 UTC"));
+
+    let triggered = json(store, &["trigger", "hourly"]);
+    let id = triggered["id"].as_str().unwrap();
+    process(store, async |engine| {
+        while engine.describe(id).await.is_err() {
+            engine.store().env().sleep(Duration::from_millis(5)).await;
+        }
+        engine.handle_by_id(id).result().await.unwrap()
+    });
+    let shown = json(store, &["show", "hourly", "--next", "2"]);
+    assert_eq!(shown["next"], json!([first, second]));
+    assert_eq!(keys(&shown, is_time), ["at", "changed", "created", "end", "next", "start", "time"], "{shown}");
+    assert_eq!(keys(&shown, Value::is_number), numbers, "{shown}");
+    let shown = run(store, &["show", "hourly", "--next", "2"]);
+    assert!(shown.contains("Next: 2035-01-01 00:00:00 UTC, 2035-01-01 01:00:00 UTC."), "{shown}");
 }
 
 #[test]
