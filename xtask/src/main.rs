@@ -29,8 +29,8 @@ enum Task {
     Test,
     /// Runs a suite of benchmarks and prints its figures.
     Bench {
-        /// The suite: store, postgres, entities, state, workflows, messages, locks, claims, admission, flows, or peers, which
-        /// installs other engines and runs them beside this one.
+        /// The suite: store, postgres, entities, state, workflows, messages, locks, claims, admission, flows, or peers,
+        /// which installs other engines and runs them beside this one.
         suite: String,
         /// One JSON object per line instead of a table.
         #[arg(long)]
@@ -244,7 +244,8 @@ fn bench(suite: &str, json: bool, quick: bool, only: Vec<String>) -> Result<()> 
         "peers" if !only.is_empty() => bail!("the suite peers runs as a whole"),
         "peers" => return peers::bench(json, quick),
         other => {
-            let suites = "store, postgres, entities, state, workflows, messages, locks, claims, admission, flows, peers";
+            let suites =
+                "store, postgres, entities, state, workflows, messages, locks, claims, admission, flows, peers";
             bail!("there is no suite {other}; there are: {suites}")
         }
     };

@@ -3,6 +3,9 @@
 //!
 //!     cargo run --example board --features flow
 
+// The examples run in real time.
+#![allow(clippy::disallowed_methods)]
+
 use std::error::Error;
 use std::time::Duration;
 

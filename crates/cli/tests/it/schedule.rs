@@ -111,8 +111,8 @@ fn keys(value: &Value, is_it: fn(&Value) -> bool) -> Vec<String> {
     found.into_iter().collect()
 }
 
-/// Times are texts in JSON, and their keys have no unit. Lengths of time are numbers, and their keys have one. All other
-/// numbers are counts.
+/// Times are texts in JSON, and their keys have no unit. Lengths of time are numbers, and their keys have one. All
+/// other numbers are counts.
 #[test]
 fn times_are_written_as_times_and_lengths_of_time_with_their_unit() {
     const COUNTS: [&str; 6] = ["backfills", "missed", "rejected", "skipped", "started", "waiting"];

@@ -1,5 +1,5 @@
-//! The user's own tables: a step with SQL, and a claimed transition of a row, as ratios to pgbench on the same server in
-//! the same run. One caller at a time, as pgbench has one client.
+//! The user's own tables: a step with SQL, and a claimed transition of a row, as ratios to pgbench on the same server
+//! in the same run. One caller at a time, as pgbench has one client.
 
 use std::process::Command;
 use std::time::{Duration, Instant};

@@ -128,8 +128,8 @@ impl<E: Into<ActionError>> IntoOutcome for Result<Outcome, E> {
     }
 }
 
-/// What the handler of an after-effect returns: nothing, or a `Result` with an error that can be printed. After an error
-/// the handler is called again.
+/// What the handler of an after-effect returns: nothing, or a `Result` with an error that can be printed. After an
+/// error the handler is called again.
 ///
 /// ```
 /// # use latchwork::claim::{AfterEffect, Claims};

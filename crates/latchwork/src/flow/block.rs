@@ -37,7 +37,7 @@ impl<T: Serialize + DeserializeOwned + Send + Sync + 'static> Data for T {}
 pub struct NoOutput(());
 
 /// What is known of a block before it runs.
-pub(crate) struct Node {
+pub(crate) struct BlockNode {
     pub(crate) name: Arc<str>,
     pub(crate) kind: Kind,
     /// The state that it declares.
@@ -48,14 +48,14 @@ pub(crate) struct Node {
     pub(crate) needs: Vec<StatePart>,
     pub(crate) scopes: Vec<(&'static str, StatePart)>,
     pub(crate) targets: Vec<(String, StatePart)>,
-    pub(crate) children: Vec<Arc<Node>>,
+    pub(crate) children: Vec<Arc<BlockNode>>,
     /// Why it cannot be built.
     pub(crate) wrong: Option<FlowError>,
 }
 
-impl Node {
-    pub(crate) fn new(name: &str, kind: Kind) -> Node {
-        Node {
+impl BlockNode {
+    pub(crate) fn new(name: &str, kind: Kind) -> BlockNode {
+        BlockNode {
             name: name.into(),
             kind,
             shape: None,
@@ -69,7 +69,7 @@ impl Node {
     }
 
     /// Takes over what the blocks inside declare, except for what its own state serves.
-    pub(crate) fn adopt(&mut self, children: Vec<Arc<Node>>) -> Result<()> {
+    pub(crate) fn adopt(&mut self, children: Vec<Arc<BlockNode>>) -> Result<()> {
         for child in &children {
             child.wrong.clone().map_or(Ok(()), Err)?;
             check_name("a block", &child.name)?;
@@ -107,7 +107,7 @@ pub(crate) type Perform<I, O> = dyn Fn(Arc<Frame>, I) -> Boxed<'static, Result<O
 
 /// A block of a flow: it takes an `I` and gives an `O`. Cheap to clone.
 pub struct Block<I, O> {
-    pub(crate) node: Arc<Node>,
+    pub(crate) node: Arc<BlockNode>,
     pub(crate) perform: Arc<Perform<I, O>>,
     pub(crate) format: Format<O>,
 }
@@ -162,8 +162,8 @@ impl<I: Send + 'static, O: Send + 'static> Block<I, O> {
 
     /// The same block under another name: for a second use in one sequencer.
     pub fn named(&self, name: &str) -> Block<I, O> {
-        let Node { kind, shape, is_durable, needs, scopes, targets, children, wrong, .. } = &*self.node;
-        let node = Node {
+        let BlockNode { kind, shape, is_durable, needs, scopes, targets, children, wrong, .. } = &*self.node;
+        let node = BlockNode {
             name: name.into(),
             kind: *kind,
             shape: shape.clone(),
@@ -192,6 +192,7 @@ impl<I: Send + 'static, O: Send + 'static> Block<I, O> {
         if !frame.has_trace {
             return result;
         }
+        frame.request.room().await;
         let (result, state) = self.recorded(&frame, result);
         frame.ends(&frame.path, self.node.kind, state, None);
         result
@@ -199,7 +200,7 @@ impl<I: Send + 'static, O: Send + 'static> Block<I, O> {
 
     /// Looks the block up, and records that it has begun.
     pub(crate) async fn begin(&self, around: &Arc<Frame>, path: BranchPath) -> BlockBegun<O> {
-        let (Node { kind, name, .. }, request) = (&*self.node, &around.request);
+        let (BlockNode { kind, name, .. }, request) = (&*self.node, &around.request);
         let frame = around.child(&self.node, path);
         if !frame.has_trace {
             return BlockBegun::Runs(frame);
@@ -213,6 +214,7 @@ impl<I: Send + 'static, O: Send + 'static> Block<I, O> {
             FoundTrace::Begun(_) => BlockBegun::Runs(frame),
             FoundTrace::Nothing => {
                 request.run().effect().await;
+                request.room().await;
                 frame.begins();
                 BlockBegun::Runs(frame)
             }
@@ -249,18 +251,18 @@ impl<I: Send + 'static, O: Send + 'static> Block<I, O> {
 
 /// Starts the definition of a handler: a block with a body.
 pub fn handler(name: &str) -> HandlerBuilder<Value> {
-    HandlerBuilder { node: Ok(Node::new(name, Kind::Handler)), needs: PhantomData }
+    HandlerBuilder { node: Ok(BlockNode::new(name, Kind::Handler)), needs: PhantomData }
 }
 
 /// A handler that has no body yet. `P` is the part of the sequencer's state that it needs.
 #[must_use = "a handler needs a body to run"]
 pub struct HandlerBuilder<P> {
-    node: Result<Node>,
+    node: Result<BlockNode>,
     needs: PhantomData<fn() -> P>,
 }
 
 impl<P> HandlerBuilder<P> {
-    fn add(mut self, add: impl FnOnce(&mut Node) -> Result<()>) -> HandlerBuilder<P> {
+    fn add(mut self, add: impl FnOnce(&mut BlockNode) -> Result<()>) -> HandlerBuilder<P> {
         self.node = self.node.and_then(|mut node| add(&mut node).map(|()| node));
         self
     }
@@ -319,7 +321,7 @@ impl<P> HandlerBuilder<P> {
     }
 
     fn block<I, O>(self, perform: Arc<Perform<I, O>>, format: Format<O>) -> Block<I, O> {
-        let node = self.node.unwrap_or_else(Node::wrong);
+        let node = self.node.unwrap_or_else(BlockNode::wrong);
         Block { node: Arc::new(node), perform, format }
     }
 
@@ -359,10 +361,10 @@ impl<P> HandlerBuilder<P> {
     }
 }
 
-impl Node {
+impl BlockNode {
     /// A block that cannot be built. The flow that uses it cannot be built either.
-    pub(crate) fn wrong(error: FlowError) -> Node {
-        let mut node = Node::new("", Kind::Handler);
+    pub(crate) fn wrong(error: FlowError) -> BlockNode {
+        let mut node = BlockNode::new("", Kind::Handler);
         node.wrong = Some(error);
         node
     }
@@ -379,7 +381,7 @@ where
     if blocks.is_empty() {
         return Err(FlowError::NoBlocks { sequencer: name.into(), verb: "router" });
     }
-    let mut node = Node::new(name, Kind::Router);
+    let mut node = BlockNode::new(name, Kind::Router);
     node.adopt(blocks.iter().map(|block| block.node.clone()).collect())?;
     let blocks: Arc<[Block<I, O>]> = blocks.iter().map(|block| (*block).clone()).collect();
     let choose = Arc::new(choose);

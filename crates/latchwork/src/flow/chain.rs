@@ -30,6 +30,11 @@ pub(crate) enum Flowing {
     Back(AnyValue, String),
 }
 
+/// Reads a value that goes back from its recorded text.
+type ReadBack = fn(&str) -> Option<AnyValue>;
+
+type Matches = dyn Fn(&Failure, &Arc<Frame>) -> bool + Send + Sync;
+type RunRescue = dyn Fn(Arc<Frame>, Failure) -> Boxed<'static, Result<AnyValue, Failure>> + Send + Sync;
 type RunStage = dyn Fn(StageInput) -> Boxed<'static, Result<Flowing, Failure>> + Send + Sync;
 
 #[derive(Clone)]
@@ -38,15 +43,15 @@ pub(crate) struct Stage {
     /// The names in the sequencer that the stage records something under.
     pub(crate) names: Vec<Arc<str>>,
     /// The stage that the chain goes back to from here, and how a value that goes back is read.
-    pub(crate) back: Option<(usize, fn(&str) -> Option<AnyValue>)>,
+    pub(crate) back: Option<(usize, ReadBack)>,
 }
 
 /// A block that takes over when the chain fails.
 #[derive(Clone)]
 pub(crate) struct Rescue {
     pub(crate) name: Arc<str>,
-    pub(crate) matches: Arc<dyn Fn(&Failure, &Arc<Frame>) -> bool + Send + Sync>,
-    pub(crate) run: Arc<dyn Fn(Arc<Frame>, Failure) -> Boxed<'static, Result<AnyValue, Failure>> + Send + Sync>,
+    pub(crate) matches: Arc<Matches>,
+    pub(crate) run: Arc<RunRescue>,
 }
 
 pub(crate) struct Chain {
@@ -84,6 +89,8 @@ impl Chain {
     async fn run_stages(&self, frame: &Arc<Frame>, mut value: AnyValue) -> Result<AnyValue, Failure> {
         let mut rounds = vec![0; self.stages.len()];
         let mut restored = vec![false; self.stages.len()];
+        // When the chain went back from each stage the last time: a number that rises.
+        let mut turns = vec![0_u64; self.stages.len()];
         let mut at = 0;
         while let Some(stage) = self.stages.get(at) {
             for (index, from) in self.stages.iter().enumerate() {
@@ -92,10 +99,15 @@ impl Chain {
                 };
                 restored[index] = true;
                 // An earlier life has gone back to here: the chain continues with the value that it went back with.
-                if let Some((count, text)) = frame.chosen::<(u32, String)>(label(from), 0).await
+                let Some((count, turn, text)) = frame.chosen::<(u32, u64, String)>(label(from), 0).await else {
+                    continue;
+                };
+                (rounds[index], turns[index]) = (count, turn);
+                // A loop around this one, or another one to this place, may have gone back later.
+                if turns.iter().all(|other| *other <= turn)
                     && let Some(before) = read(&text)
                 {
-                    (rounds[index], value) = (count, before);
+                    value = before;
                 }
             }
             let turn = StageInput { frame: frame.clone(), value, nth: self.nth(&rounds, at) };
@@ -103,8 +115,11 @@ impl Chain {
                 Flowing::Next(next) => (value, at) = (next, at + 1),
                 Flowing::Exit(output) => return Ok(output),
                 Flowing::Back(next, text) => {
+                    // What this round has recorded is removed, so its work has to be over.
+                    frame.works.ended().await;
                     value = next;
-                    at = self.go_back(frame, &mut rounds, at, &text)?;
+                    turns[at] = 1 + turns.iter().max().copied().unwrap_or_default();
+                    at = self.go_back(frame, &mut rounds, (at, turns[at]), &text)?;
                 }
             }
         }
@@ -118,7 +133,13 @@ impl Chain {
     }
 
     /// Records that the chain goes back, and removes what this round has recorded. Returns the next stage.
-    fn go_back(&self, frame: &Frame, rounds: &mut [u32], at: usize, text: &str) -> Result<usize, Failure> {
+    fn go_back(
+        &self,
+        frame: &Frame,
+        rounds: &mut [u32],
+        (at, turn): (usize, u64),
+        text: &str,
+    ) -> Result<usize, Failure> {
         let Some((target, _)) = self.stages[at].back else { return Ok(at + 1) };
         let names = |index: usize| {
             let nth = self.nth(rounds, index);
@@ -133,7 +154,7 @@ impl Chain {
         }
         if frame.records {
             let request = &frame.request;
-            let chosen = serde_json::to_string(&(rounds[at], text)).expect("a text can be written as JSON");
+            let chosen = serde_json::to_string(&(rounds[at], turn, text)).expect("a text can be written as JSON");
             let entry = request.entry(Kind::Choice, label(&self.stages[at]), EntryState::Done(chosen));
             request.go_back(&own, entry, &round);
         }

@@ -28,7 +28,14 @@ pub enum FlowError {
     NoBlocks { sequencer: String, verb: &'static str },
     /// Two blocks need the same field with different types.
     #[error("field {field:?} of the {scope} state is {first_type} in block {first:?} and {second_type} in {second:?}")]
-    Conflict { scope: String, field: String, first: String, first_type: String, second: String, second_type: String },
+    Conflict {
+        scope: Box<str>,
+        field: Box<str>,
+        first: Box<str>,
+        first_type: Box<str>,
+        second: Box<str>,
+        second_type: Box<str>,
+    },
     /// A block needs a field that the sequencer's state does not have.
     #[error("block {block:?} needs field {field:?}, which the state of sequencer {sequencer:?} does not have")]
     MissingField { field: String, block: String, sequencer: String },
@@ -71,7 +78,7 @@ pub enum FlowError {
     /// Another caller was faster.
     #[error("the question was answered by {:?}: {}", decision.by, decision.option)]
     Answered { decision: Box<Decision> },
-    /// Nobody waits for an answer any more: the time is up, or the request has ended.
+    /// The request no longer waits for an answer: the time is up, or the request has ended.
     #[error("question {id:?} is closed")]
     Closed { id: String },
     /// The request has no session, user or organisation.

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::flow::block::{Block, Data, Node, check_name};
+use crate::flow::block::{Block, BlockNode, Data, check_name};
 use crate::flow::error::{FlowError, Result};
 use crate::flow::frame::Frame;
 use crate::flow::request::{Asker, FlowRequest, Settings, shown};
@@ -76,11 +76,14 @@ pub struct FlowBuilder {
     actions: Vec<FlowActionBuilder>,
 }
 
+/// Makes the workflow of an action, under this name.
+type MakeAction = dyn FnOnce(&str, &FlowBuilder, Busy) -> FlowAction + Send;
+
 struct FlowActionBuilder {
     name: String,
-    node: Arc<Node>,
+    node: Arc<BlockNode>,
     busy: Busy,
-    make: Box<dyn FnOnce(&str, &FlowBuilder, Busy) -> FlowAction + Send>,
+    make: Box<MakeAction>,
 }
 
 /// An action that can be registered. Its types are left behind.
@@ -135,7 +138,7 @@ impl FlowBuilder {
     pub fn build(mut self) -> Result<Flow> {
         check_name("a flow", &self.kind)?;
         let mut actions = BTreeMap::new();
-        let nodes: Vec<Arc<Node>> = self.actions.iter().map(|action| action.node.clone()).collect();
+        let nodes: Vec<Arc<BlockNode>> = self.actions.iter().map(|action| action.node.clone()).collect();
         for node in &nodes {
             node.wrong.clone().map_or(Ok(()), Err)?;
             check_name("a block", &node.name)?;
@@ -208,7 +211,7 @@ async fn requested<I: Data, O: Data>(
 }
 
 /// Refuses blocks that are nested too deeply for the path of one to be stored.
-fn check_depth(node: &Node, path: &str, before: usize) -> Result<()> {
+fn check_depth(node: &BlockNode, path: &str, before: usize) -> Result<()> {
     // A block in a loop or of a list of items has its name twice in its path.
     let length = before + 2 * (8 + node.name.len().div_ceil(8) * 8);
     if length > PATH_BYTES {
@@ -218,7 +221,7 @@ fn check_depth(node: &Node, path: &str, before: usize) -> Result<()> {
 }
 
 /// Checks that the states that blocks need of other blocks exist, are found by one name, and have the fields.
-fn check_targets<'a>(node: &'a Arc<Node>, around: &mut Vec<&'a Arc<Node>>) -> Result<()> {
+fn check_targets<'a>(node: &'a Arc<BlockNode>, around: &mut Vec<&'a Arc<BlockNode>>) -> Result<()> {
     for (target, part) in &node.targets {
         let (block, target) = (part.block.clone(), target.clone());
         let before = around.iter().rev().find_map(|outer| {
@@ -388,7 +391,9 @@ impl RunRequest {
         let FlowAction { busy, workflow, .. } = flow.action(&action)?;
         let input = input.map_err(|cause| WorkflowError::Input { workflow: workflow.clone(), cause })?;
         let is_limited = *busy != Busy::Allow && asker.session.is_none();
-        let alone = is_limited.then(|| engine.store().env().uuid().to_string());
+        // All requests under one key are one request, with one input.
+        let alone = || key.as_ref().map_or_else(|| engine.store().env().uuid().to_string(), |key| format!("key:{key}"));
+        let alone = is_limited.then(alone);
         let session = asker.session.clone();
         let mut start = engine.start_by_name(workflow, RequestInput { input, asker, alone });
         if let Some(session) = session {

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::flow::block::Node;
+use crate::flow::block::BlockNode;
 use crate::flow::ctx::BlockCtx;
 use crate::flow::request::{FlowRequest, FoundTrace, shown};
 use crate::flow::state::StateCell;
@@ -24,7 +24,7 @@ use crate::workflow::stored::record::{EntryState, Kind, WaitsFor};
 pub(crate) struct Frame {
     pub(crate) request: Arc<FlowRequest>,
     pub(crate) path: BranchPath,
-    pub(crate) node: Arc<Node>,
+    pub(crate) node: Arc<BlockNode>,
     pub(crate) parent: Option<Arc<Frame>>,
     /// Its state, if it declares any.
     pub(crate) own: Option<Arc<StateCell>>,
@@ -43,7 +43,7 @@ pub(crate) struct Frame {
 impl Frame {
     /// The outermost block of a request. It has no trace: its end is that of the request, and the traces in it are kept
     /// as long as the request is.
-    pub(crate) fn outermost(request: FlowRequest, node: &Arc<Node>) -> Arc<Frame> {
+    pub(crate) fn outermost(request: FlowRequest, node: &Arc<BlockNode>) -> Arc<Frame> {
         let path = BranchPath::default().named(&node.name, 0);
         let own = node.shape.as_ref().map(|shape| request.cell(&path, shape, node.is_durable));
         Arc::new(Frame {
@@ -62,7 +62,7 @@ impl Frame {
     }
 
     /// A block in this one.
-    pub(crate) fn child(self: &Arc<Frame>, node: &Arc<Node>, path: BranchPath) -> Arc<Frame> {
+    pub(crate) fn child(self: &Arc<Frame>, node: &Arc<BlockNode>, path: BranchPath) -> Arc<Frame> {
         let is_durable = self.records && node.is_durable;
         let own = node.shape.as_ref().map(|shape| self.request.cell(&path, shape, is_durable));
         if let Some(cell) = &own {
@@ -131,7 +131,7 @@ impl Frame {
 
     /// The block begins, unless it has begun before.
     pub(crate) fn begins(&self) {
-        let Node { kind, name, .. } = &*self.node;
+        let BlockNode { kind, name, .. } = &*self.node;
         self.request.note(&self.path, self.request.entry(*kind, name, EntryState::Begun));
         self.request.tell(&FlowEvent::step(&self.path, *kind, StepState::Begun));
     }

@@ -9,7 +9,7 @@ use crate::flow::ctx::Look;
 use crate::flow::error::{BlockError, FlowError, failed};
 use crate::flow::frame::Frame;
 use crate::flow::request::{FoundTrace, gave, shown};
-use crate::flow::sequencer::{SequencerBuilder, asked};
+use crate::flow::sequencer::{LookCondition, SequencerBuilder, asked};
 use crate::workflow::Failure;
 use crate::workflow::journal::place::BranchPath;
 use crate::workflow::stored::record::{EntryState, Kind};
@@ -32,12 +32,10 @@ impl<V: Data> Carries<V> for NoOutput {
     }
 }
 
-type Condition<S, V> = Arc<dyn Fn(&V, &Look<S>) -> bool + Send + Sync>;
-
 struct Repeat<S, V, O> {
     block: Block<V, O>,
     /// Whether there is another round.
-    goes_on: Condition<S, V>,
+    goes_on: Arc<LookCondition<S, V>>,
     /// True if that is asked before the first round, too.
     asks_first: bool,
     most: u32,
@@ -67,7 +65,7 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
         self.repeat(block, Arc::new(move |value: &V, look: &Look<S>| !condition(value, look)), false)
     }
 
-    fn repeat<O>(self, block: &Block<V, O>, goes_on: Condition<S, V>, asks_first: bool) -> Self
+    fn repeat<O>(self, block: &Block<V, O>, goes_on: Arc<LookCondition<S, V>>, asks_first: bool) -> Self
     where
         V: Clone,
         O: Carries<V>,
@@ -93,6 +91,11 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
             return self.fails(FlowError::NoSuchBlock { sequencer, target: to.into() });
         };
         let label: Arc<str> = format!("loop_back>{to}").into();
+        if self.stages.iter().any(|stage| stage.names.contains(&label)) {
+            // Both would record under one name.
+            let (sequencer, name) = (self.name.clone(), label.to_string());
+            return self.fails(FlowError::DuplicateName { sequencer, name });
+        }
         let (question, condition) = (asked(&label), Arc::new(condition));
         self = self.flows(vec![label, question.clone()], move |frame, value, nth| {
             let (question, condition) = (question.clone(), condition.clone());
@@ -169,6 +172,7 @@ impl<S, V: Data + Clone, O: Carries<V>> Repeat<S, V, O> {
         if !inner.has_trace {
             return next;
         }
+        inner.request.room().await;
         let progress = next.and_then(|next| Ok((inner.request.run().text("the value", &(round + 1, &next))?, next)));
         match progress {
             Ok((text, next)) => {

@@ -7,7 +7,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use serde_json::Value;
 
-use crate::flow::block::{Block, Data, Node};
+use crate::flow::block::{Block, BlockNode, Data};
 use crate::flow::chain::{AnyValue, take};
 use crate::flow::ctx::Look;
 use crate::flow::error::{BlockError, FlowError, failed};
@@ -58,7 +58,8 @@ struct Left<'a> {
 impl Drop for Left<'_> {
     fn drop(&mut self) {
         let request = &self.frame.request;
-        if !request.run().is_stopping() {
+        // A function that panics parks the request: the others are not given up, they run again later.
+        if !request.run().is_stopping() && !std::thread::panicking() {
             self.paths.iter().for_each(|(_, path)| request.give_up(path));
         }
     }
@@ -107,7 +108,9 @@ async fn side_by_side(
             // The record is in the commit of the block's trace, because nothing waits in between.
             frame.choose(label, nth, || keys[index].clone()).await?;
             drop(running);
-            let lost: Vec<BranchPath> = left.paths.iter().map(|(_, path)| path.clone()).collect();
+            // Also those that an earlier life has begun, and this one has not.
+            let is_lost = |(its, _): &&(usize, BranchPath)| results[*its].is_none();
+            let lost: Vec<BranchPath> = paths.iter().filter(is_lost).map(|(_, path)| path.clone()).collect();
             drop(left);
             if !lost.is_empty() {
                 frame.request.run().release_where(|branch| lost.iter().any(|path| branch.is_within(path))).await;
@@ -132,16 +135,16 @@ async fn all(
 }
 
 /// The label of what is recorded of a verb, after its first block.
-fn group(verb: &str, first: &Node) -> Arc<str> {
+fn group(verb: &str, first: &BlockNode) -> Arc<str> {
     format!("{verb}>{}", first.name).into()
 }
 
-fn names(label: &Arc<str>, nodes: &[Arc<Node>]) -> Vec<Arc<str>> {
+fn names(label: &Arc<str>, nodes: &[Arc<BlockNode>]) -> Vec<Arc<str>> {
     nodes.iter().map(|node| node.name.clone()).chain([label.clone()]).collect()
 }
 
 /// A list that `for_each` goes through.
-pub trait List {
+pub trait ItemList {
     /// What it holds.
     type Item: Data;
 
@@ -149,7 +152,7 @@ pub trait List {
     fn items(self) -> Result<Vec<Self::Item>, String>;
 }
 
-impl<T: Data> List for Vec<T> {
+impl<T: Data> ItemList for Vec<T> {
     type Item = T;
 
     fn items(self) -> Result<Vec<T>, String> {
@@ -157,7 +160,7 @@ impl<T: Data> List for Vec<T> {
     }
 }
 
-impl List for Value {
+impl ItemList for Value {
     type Item = Value;
 
     fn items(self) -> Result<Vec<Value>, String> {
@@ -169,9 +172,12 @@ impl List for Value {
     }
 }
 
-fn items<V: List>(value: V, path: &BranchPath) -> Result<Vec<V::Item>, Failure> {
+fn items<V: ItemList>(value: V, path: &BranchPath) -> Result<Vec<V::Item>, Failure> {
     value.items().map_err(|found| failed(BlockError::NotAList { path: shown(path), found }))
 }
+
+/// A builder that uses several blocks; the label of what is recorded of them, and their names.
+type Several<B, V, O> = (B, Arc<str>, Vec<Arc<str>>, Arc<[Block<V, O>]>);
 
 impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
     /// Does blocks side by side with the same value: the next value is the tuple of their outputs. With the first
@@ -186,15 +192,11 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
         self.uses(&nodes).then(names, move |frame, value, nth| run(frame, label.clone(), nth, value))
     }
 
-    fn several<O: Data>(
-        self,
-        verb: &'static str,
-        blocks: &[&Block<V, O>],
-    ) -> Result<(Self, Arc<str>, Vec<Arc<str>>, Arc<[Block<V, O>]>), Self> {
-        let nodes: Vec<Arc<Node>> = blocks.iter().map(|block| block.node.clone()).collect();
+    fn several<O: Data>(self, verb: &'static str, blocks: &[&Block<V, O>]) -> Result<Several<Self, V, O>, Box<Self>> {
+        let nodes: Vec<Arc<BlockNode>> = blocks.iter().map(|block| block.node.clone()).collect();
         let Some(first) = nodes.first() else {
             let sequencer = self.name.clone();
-            return Err(self.fails(FlowError::NoBlocks { sequencer, verb }));
+            return Err(Box::new(self.fails(FlowError::NoBlocks { sequencer, verb })));
         };
         let label = group(verb, first);
         let names = names(&label, &nodes);
@@ -274,7 +276,7 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
     /// order of the items. With the first failure, the others are given up.
     pub fn for_each<O: Data>(self, at_once: usize, block: &Block<V::Item, O>) -> SequencerBuilder<S, I, Vec<O>>
     where
-        V: List,
+        V: ItemList,
     {
         let label = group("for_each", &block.node);
         let (block, names) = (block.clone(), names(&label, std::slice::from_ref(&block.node)));
@@ -296,7 +298,7 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
     /// Does a block for each item of a list in the background: see [`SequencerBuilder::work`].
     pub fn for_each_background<O: Send + 'static>(self, block: &Block<V::Item, O>) -> Self
     where
-        V: List + Clone,
+        V: ItemList + Clone,
     {
         let (block, names) = (block.clone(), vec![block.node.name.clone()]);
         self.uses([&block.node]).then(names, move |frame, value: V, nth| {
@@ -351,11 +353,7 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
     pub fn wait_for_work(self) -> Self {
         self.then(Vec::new(), |frame, value, _| {
             Box::pin(async move {
-                std::future::poll_fn(|_| match frame.works.left() {
-                    0 => std::task::Poll::Ready(()),
-                    _ => std::task::Poll::Pending,
-                })
-                .await;
+                frame.works.ended().await;
                 Ok(value)
             })
         })
@@ -416,7 +414,7 @@ pub trait Parallel<V> {
 /// Blocks that run side by side. Only their tuple of outputs is known.
 #[doc(hidden)]
 pub struct ParallelBlocks<V, O> {
-    nodes: Vec<Arc<Node>>,
+    nodes: Vec<Arc<BlockNode>>,
     run: Arc<RunParallel<V, O>>,
 }
 

@@ -52,7 +52,7 @@ pub use ctx::{BlockCtx, Look, StateHandle};
 pub use error::{BlockError, BoardError, BoardResult, FlowError, Result};
 pub use flows::{Busy, Flow, FlowBuilder, Flows, RequestHandle, RequestInput, RunRequest, flow};
 pub use loops::Carries;
-pub use many::{List, Parallel, ParallelBlocks};
+pub use many::{ItemList, Parallel, ParallelBlocks};
 pub use request::Asker;
 pub use schema::Transient;
 pub use sequencer::{Case, SequencerBuilder, otherwise, sequencer, when};

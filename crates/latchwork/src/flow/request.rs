@@ -98,9 +98,10 @@ impl FlowRequest {
         self.entries.lock().contains_key(&path.trace())
     }
 
-    /// True if an earlier life has left an operation at this place.
-    pub(crate) fn has_operation(&self, place: &Place) -> bool {
-        self.entries.lock().contains_key(place)
+    /// True if an operation at this place has ended in an earlier life.
+    pub(crate) fn has_ended(&self, place: &Place) -> bool {
+        let entries = self.entries.lock();
+        entries.get(place).is_some_and(|entry| matches!(entry.state, EntryState::Done(_) | EntryState::Gave(_)))
     }
 
     /// What the journal holds of a block. A trace of another kind or name parks the request.
@@ -183,7 +184,9 @@ impl FlowRequest {
     /// Removes the trace and the checkpoints of a round.
     fn forget(&self, block: &BranchPath, mut part: Part, key: &impl Fn(&Place) -> crate::store::Key) -> Part {
         let (run, kept) = (self.run(), self.run().kept());
-        if run.with(|state| state.forget(&block.trace())) {
+        let (is_stored, rest) = run.with(|state| state.forget(&block.trace()));
+        part = rest.into_iter().fold(part, Part::and);
+        if is_stored {
             part = part.delete(&key(&block.trace()));
         }
         let mut cells = self.cells.lock();
@@ -222,6 +225,13 @@ impl FlowRequest {
         for (owner, value) in self.settled(|cell| cell.settle_within(path)) {
             let value = Bytes::from(value.to_string().into_bytes());
             run.with(|state| state.beside.put(run.kept().checkpoint(&owner), Some(value)));
+        }
+    }
+
+    /// Waits until the next commit has room: many blocks may begin or end side by side.
+    pub(crate) async fn room(&self) {
+        while self.run().is_full() {
+            self.flush().await;
         }
     }
 

@@ -111,11 +111,11 @@ impl StatePart {
             if plain(schema) != plain(second) {
                 return Err(FlowError::Conflict {
                     scope: scope.into(),
-                    field: field.clone(),
-                    first: self.block.clone(),
-                    first_type: type_of(schema),
-                    second: other.block.clone(),
-                    second_type: type_of(second),
+                    field: field.as_str().into(),
+                    first: self.block.as_str().into(),
+                    first_type: type_of(schema).into(),
+                    second: other.block.as_str().into(),
+                    second_type: type_of(second).into(),
                 });
             }
         }

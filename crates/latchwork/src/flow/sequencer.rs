@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::flow::block::{Block, Data, Format, Node, check_name};
+use crate::flow::block::{Block, BlockNode, Data, Format, check_name};
 use crate::flow::chain::{AnyValue, Chain, Flowing, Rescue, Stage, StageInput, take};
 use crate::flow::ctx::Look;
 use crate::flow::error::{BlockError, FlowError, Result, failed};
@@ -50,7 +50,7 @@ pub struct SequencerBuilder<S, I, V> {
     pub(super) most_rounds: u32,
     pub(super) stages: Vec<Stage>,
     rescues: Vec<Rescue>,
-    children: Vec<Arc<Node>>,
+    children: Vec<Arc<BlockNode>>,
     /// The types of values that become the output before the end of the chain.
     outputs: Vec<(&'static str, TypeId, &'static str)>,
     pub(super) wrong: Option<FlowError>,
@@ -112,7 +112,7 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
     }
 
     /// The next verb uses these blocks.
-    pub(super) fn uses<'a>(mut self, nodes: impl IntoIterator<Item = &'a Arc<Node>>) -> Self {
+    pub(super) fn uses<'a>(mut self, nodes: impl IntoIterator<Item = &'a Arc<BlockNode>>) -> Self {
         self.children.extend(nodes.into_iter().cloned());
         self.labels = 0;
         self
@@ -352,7 +352,7 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
             let expected = std::any::type_name::<V>();
             return Err(FlowError::OtherType { sequencer: name, verb, found, expected });
         }
-        let mut node = Node::new(&name, Kind::Sequencer);
+        let mut node = BlockNode::new(&name, Kind::Sequencer);
         node.shape = self.shape?.map(Arc::new);
         node.is_durable = self.is_durable;
         node.adopt(self.children)?;
@@ -377,9 +377,12 @@ pub(super) fn asked(name: &Arc<str>) -> Arc<str> {
     format!("{name}?").into()
 }
 
+/// Looks at the value and the state.
+pub(super) type LookCondition<S, V> = dyn Fn(&V, &Look<S>) -> bool + Send + Sync;
+
 /// A case of [`SequencerBuilder::branch`].
 pub struct Case<S, V, O> {
-    matches: Arc<dyn Fn(&V, &Look<S>) -> bool + Send + Sync>,
+    matches: Arc<LookCondition<S, V>>,
     block: Block<V, O>,
 }
 

@@ -243,7 +243,11 @@ impl StateCell {
             // An operation may rest on a change of a block that has not ended, and has no effect without it.
             let _ = op.apply(&self.name, &mut saved);
         }
-        versions.saved = saved.unwrap_or_default();
+        // Once all blocks have ended, the order of the calls counts, as readers see it.
+        versions.saved = match versions.since.is_empty() {
+            true => versions.live.clone(),
+            false => saved.unwrap_or_default(),
+        };
         self.is_durable.then(|| self.shape.durable(&versions.saved))
     }
 }

@@ -169,7 +169,7 @@ impl<P> Suspend<'_, P> {
             teller.tell(&FlowEvent::Suspension { id: id.into(), path: its.clone(), reason: why.clone() });
         });
         let pending = review.open_for(timeout).await?;
-        let is_known = ctx.here().upcoming().is_some_and(|place| request.has_operation(&place));
+        let is_known = ctx.here().upcoming().is_some_and(|place| request.has_ended(&place));
         let given: Option<Given> = pending.answer().await?;
         if !is_known {
             let (answer, by) = given.as_ref().map(|given| (given.option.clone(), given.by.clone())).unzip();
@@ -319,6 +319,9 @@ pub(crate) async fn answer(engine: &Engine, id: &str, kind: AnswerKind, value: V
     if !suspension.allow.contains(&kind) {
         let allowed = suspension.allow.iter().map(|kind| kind.word().into()).collect();
         return Err(FlowError::NotAllowed { answer: kind.word().into(), allowed });
+    }
+    if suspension.until.is_some_and(|until| until <= engine.store().env().now()) && suspension.decision.is_none() {
+        return Err(FlowError::Closed { id: id.into() });
     }
     if suspension.is_open {
         check(kind, suspension.schema.as_ref(), &value)

@@ -30,6 +30,11 @@ impl Works {
     pub(crate) fn left(&self) -> usize {
         self.left.load(Ordering::SeqCst)
     }
+
+    /// Waits until all work so far has ended. [`drive`] polls the chain after each end of work.
+    pub(crate) async fn ended(&self) {
+        std::future::poll_fn(|_| if self.left() == 0 { Poll::Ready(()) } else { Poll::Pending }).await;
+    }
 }
 
 /// Runs the chain of a sequencer and its work, until all of it has ended.

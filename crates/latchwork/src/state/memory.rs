@@ -29,11 +29,11 @@ struct MemoryInner {
     state: Option<Option<Value>>,
     rev: Rev,
     /// `None` while there are no jobs and no watchers.
-    busy: Option<Box<Busy>>,
+    busy: Option<Box<BusyMemory>>,
 }
 
 #[derive(Default)]
-struct Busy {
+struct BusyMemory {
     /// The number of jobs in the lane.
     jobs: usize,
     watchers: Vec<UnboundedSender<Change>>,

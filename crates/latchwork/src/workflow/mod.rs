@@ -68,7 +68,9 @@ pub use operate::reviews::{ReviewDescription, ReviewHandle, ReviewState, Reviews
 pub use operate::status::Status;
 pub use operate::steer::Why;
 #[cfg(feature = "postgres")]
-pub use outbox::{FailedRequest, FailedRequests, InTransaction, Outbox, OutboxError, StartInTransaction, UserTransaction};
+pub use outbox::{
+    FailedRequest, FailedRequests, InTransaction, Outbox, OutboxError, StartInTransaction, UserTransaction,
+};
 pub use retry::Retry;
 pub use schedule::{
     Counts, Fires, Overlap, RunCause, RunOutcome, Schedule, ScheduleDescription, ScheduleError, ScheduleList,

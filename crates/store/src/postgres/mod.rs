@@ -342,8 +342,8 @@ impl PostgresBackend {
     }
 }
 
-/// Creates the tables that are missing, all of them or those that an older program did not know, and gives the identity of
-/// the store.
+/// Creates the tables that are missing, all of them or those that an older program did not know, and gives the identity
+/// of the store.
 async fn prepare(link: &Link, sql: &Statements, env: &Env) -> Result<u128> {
     if let Some((VERSION, identity)) = opened(link, sql).await? {
         return Ok(identity);

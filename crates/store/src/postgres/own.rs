@@ -149,7 +149,8 @@ pub(super) struct OpenTransaction {
     name: String,
 }
 
-/// An open transaction. If it is dropped before its end, a running statement is cancelled and everything is rolled back.
+/// An open transaction. If it is dropped before its end, a running statement is cancelled and everything is rolled
+/// back.
 #[must_use = "a transaction that is dropped is rolled back"]
 pub struct SqlTransaction {
     postgres: Postgres,
@@ -307,8 +308,8 @@ impl Shared {
     }
 
     /// Looks whether a transaction has landed whose answer was lost. As long as that is not known, the caller must not
-    /// run the user's SQL again, so there is no limit but the end of the store. The lock waits until the transaction has
-    /// ended: it held the same lock when its last statements were sent.
+    /// run the user's SQL again, so there is no limit but the end of the store. The lock waits until the transaction
+    /// has ended: it held the same lock when its last statements were sent.
     async fn look_up_own(&self, (id, number): (Uuid, i64), decided: DecidedGroup) -> Result<SqlEnded> {
         let mut pause = FIRST_PAUSE;
         loop {

@@ -12,8 +12,8 @@ use crate::postgres::link::told;
 use crate::postgres::own::{OpenTransaction, Postgres, Slot};
 
 /// A handle of an open transaction, for SQL on the user's own tables. It is cheap to clone, and its statements may run
-/// side by side. It cannot commit or roll back: the transaction ends with the step that it belongs to. After that, every
-/// statement fails.
+/// side by side. It cannot commit or roll back: the transaction ends with the step that it belongs to. After that,
+/// every statement fails.
 ///
 /// Statements are prepared once on each connection, and their values are bound.
 #[derive(Clone)]
@@ -82,8 +82,8 @@ impl SqlError {
     }
 }
 
-/// Whether another transaction with the same SQL may succeed at once. A statement that took too long, or a lock that was
-/// not waited for, is a failure like any other: only the caller knows what it means.
+/// Whether another transaction with the same SQL may succeed at once. A statement that took too long, or a lock that
+/// was not waited for, is a failure like any other: only the caller knows what it means.
 pub(super) fn runs_again(error: &tokio_postgres::Error) -> bool {
     let Some(code) = error.code() else { return error.is_closed() || is_io(error) };
     // Rolled back transactions, connection exceptions, a server that stops or starts, no free connection.

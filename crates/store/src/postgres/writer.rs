@@ -314,8 +314,8 @@ fn written(write: &crate::Write) -> Option<&Bytes> {
     }
 }
 
-/// Begins, scans the ranges, locks the head, and reads all else that the commits are decided on, in one round trip. They
-/// are sent in this order, so what is read after the lock sees what is committed when the lock is taken. Gives the
+/// Begins, scans the ranges, locks the head, and reads all else that the commits are decided on, in one round trip.
+/// They are sent in this order, so what is read after the lock sees what is committed when the lock is taken. Gives the
 /// facts, the time of the last commit, and the generation of the newest declaration.
 pub(super) async fn gather(
     shared: &Shared,

@@ -85,7 +85,7 @@ async fn sql_and_commit_land_together_or_not_at_all() {
 /// caller is told which.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_sql_is_lost_or_doubled_when_connections_are_cut() {
-    let (server, faults) = (Server::start(), number("LATCHWORK_FAULTS", 100));
+    let (server, faults) = (Server::start(), number("LATCHWORK_FAULTS", 400));
     let (client, table) = table(&server, "cut").await;
     let insert = format!("INSERT INTO {table} VALUES ($1)");
     let wire = Wire::to(&server, number("LATCHWORK_SEED", 1)).await;
@@ -125,7 +125,7 @@ async fn no_sql_is_lost_or_doubled_when_connections_are_cut() {
     assert_eq!(count(&client, &table).await, (total, total), "what was answered is there once, and nothing else");
     let found = store.view().await.unwrap().scan(&space.all(), Order::Ascending, usize::MAX).await.unwrap();
     assert_eq!(found.len() as i64, total);
-    assert!(total > 20 && again > 0, "{total} transactions and {again} lost ones show nothing");
+    assert!(total as u64 > faults / 2 && again > 0, "{total} transactions and {again} lost ones show nothing");
     println!("{total} transactions, {again} rolled back, {} connections cut", wire.cuts());
 }
 

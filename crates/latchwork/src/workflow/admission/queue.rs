@@ -5,7 +5,7 @@ use crate::record::Record;
 use crate::store::{Bytes, ErrorKind, Item, Key, Order, Timestamp};
 use crate::workflow::admission::book::{Book, ChangedExecution};
 use crate::workflow::admission::policy::Policy;
-use crate::workflow::admission::stored::{Flow, Gates, Partition};
+use crate::workflow::admission::stored::{FairKey, Gates, Partition};
 use crate::workflow::stored::record::{
     Admission, Execution, StoredPosition, StoredStatus, Wait, WaitsFor, fetch, fetch_execution,
 };
@@ -88,14 +88,14 @@ impl Book<'_> {
         };
         if !self.open(at).await?.flows.contains_key(flow) {
             let key = self.keys().flow(at, flow);
-            let found = fetch::<Flow>(&self.view, &key, || format!("key {flow:?} of a fair queue")).await?;
+            let found = fetch::<FairKey>(&self.view, &key, || format!("key {flow:?} of a fair queue")).await?;
             self.open(at).await?.flows.insert(flow.into(), found.map_or(0, |(flow, _)| flow.last));
         }
         let open = self.open(at).await?;
         let last = open.flows.get_mut(flow).expect("it was opened");
         // Each key gets one start per round.
         *last = (*last).max(open.gate.round).saturating_add(1);
-        let (rank, record) = (*last, Flow { last: *last }.encode());
+        let (rank, record) = (*last, FairKey { last: *last }.encode());
         self.writes.insert(self.keys().flow(at, flow), Some(record));
         Ok(rank.saturating_add_signed(-priority))
     }

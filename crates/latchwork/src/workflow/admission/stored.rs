@@ -79,7 +79,7 @@ pub(crate) struct Gate {
 
 /// The last rank in a queue of one of the keys that are served in turn.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Flow {
+pub(crate) struct FairKey {
     pub(crate) last: u64,
 }
 
@@ -95,7 +95,7 @@ pub(crate) struct Gathering {
     pub(crate) id: ExecutionId,
 }
 
-stored!(Gate => [b"\0\0"], Flow, Bucket, Gathering);
+stored!(Gate => [b"\0\0"], FairKey, Bucket, Gathering);
 
 /// The kinds of keys. The byte follows the shard.
 const GATE: u8 = b'g';

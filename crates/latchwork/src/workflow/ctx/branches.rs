@@ -263,7 +263,8 @@ impl Ctx {
     }
 
     /// Runs branches side by side until the first has ended, and records which it was; the others are dropped. The
-    /// outputs may have different types: the result says which branch was first. As in [`Ctx::join`], a branch that uses
+    /// outputs may have different types: the result says which branch was first. As in [`Ctx::join`], a branch that
+    /// uses
     /// `?` says what it returns.
     ///
     /// ```

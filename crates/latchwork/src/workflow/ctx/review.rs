@@ -220,6 +220,8 @@ impl<'a> Review<'a> {
             run.with(|state| state.known.open_review());
             operation.done_with(&(token, until_us), Some(part.into()));
             told.iter().for_each(|told| told(&format!("{token}/{}", run.id)));
+            // A branch that is given up while the commit is in flight closes the review, too.
+            run.with(|state| state.reviews.open(&place, run.review_key(name, token)));
             // If the execution ended before this commit, its end would have to take the review back.
             let _ = operation.doing.flush().await;
             Ok(((token, until_us), place))

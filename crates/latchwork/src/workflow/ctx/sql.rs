@@ -1,5 +1,5 @@
-//! Steps with SQL of the user's own, on a store in PostgreSQL: the SQL and the record of the step are one transaction, so
-//! the SQL takes effect exactly once. Retries, time limits and cancellation are those of every step.
+//! Steps with SQL of the user's own, on a store in PostgreSQL: the SQL and the record of the step are one transaction,
+//! so the SQL takes effect exactly once. Retries, time limits and cancellation are those of every step.
 
 use std::future::Future;
 use std::sync::Arc;

@@ -67,6 +67,9 @@ struct ReadyRequest {
     then: Then,
 }
 
+/// A row, and the request in it, or why that cannot be read.
+type DueRequest = (OutboxRow, Result<OutboxRequest, String>);
+
 /// What the answer to the commit means.
 enum Then {
     /// For the part of a start or a signal. With the id that must be free, if there is one.
@@ -87,21 +90,21 @@ impl EngineInner {
         let shards: Vec<i32> = self.node.owned().into_iter().map(i32::from).collect();
         let rows = postgres.outbox_due(&shards, PAGE).await?;
         let has_any = !rows.is_empty();
-        let mut lines: BTreeMap<String, Vec<(OutboxRow, Result<OutboxRequest, String>)>> = BTreeMap::new();
+        let mut queues: BTreeMap<String, Vec<DueRequest>> = BTreeMap::new();
         for row in rows {
             let request = OutboxRequest::read(&row.kind, &row.body);
             let name = request.as_ref().map_or_else(|_| row.id.to_string(), |request| request.name().to_string());
-            lines.entry(name).or_default().push((row, request));
+            queues.entry(name).or_default().push((row, request));
         }
-        let work = |line: Vec<(OutboxRow, Result<OutboxRequest, String>)>| async move {
-            for (row, request) in line {
+        let work = |queue: Vec<DueRequest>| async move {
+            for (row, request) in queue {
                 self.fulfil(postgres, &row, request).await?;
             }
             Ok(())
         };
-        let mut lines = stream::iter(lines.into_values()).map(work).buffer_unordered(AT_ONCE);
+        let mut working = stream::iter(queues.into_values()).map(work).buffer_unordered(AT_ONCE);
         let mut failed = None;
-        while let Some(worked) = lines.next().await {
+        while let Some(worked) = working.next().await {
             failed = failed.or(worked.err());
         }
         failed.map_or(Ok(has_any), Err)

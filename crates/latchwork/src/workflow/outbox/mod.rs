@@ -81,9 +81,9 @@ pub(crate) fn unavailable(error: &SqlError) -> StoreError {
 /// The outbox of a store in PostgreSQL.
 ///
 /// A request is one row that the user's transaction inserts, beside the user's own changes. If that transaction is
-/// rolled back, nothing of it is left. If it is committed, an engine on the store does what the request asks for, in the
-/// transaction that removes the row: exactly once. Requests for the same execution or entity are done in the order in
-/// which their transactions were committed.
+/// rolled back, nothing of it is left. If it is committed, an engine on the store does what the request asks for, in
+/// the transaction that removes the row: exactly once. Requests for the same execution or entity are done in the order
+/// in which their transactions were committed.
 #[derive(Debug, Clone)]
 pub struct Outbox {
     store: Store,

@@ -10,15 +10,15 @@ use crate::workflow::stored::kept::Kept;
 
 #[derive(Default)]
 pub(crate) struct Beside {
-    waiting: Batch,
+    waiting: BesideBatch,
     /// The records and events of the present poll.
-    draft: Batch,
+    draft: BesideBatch,
     /// The number of the next event.
     next: u64,
 }
 
 #[derive(Default)]
-struct Batch {
+struct BesideBatch {
     /// Without a value, the record is deleted.
     records: BTreeMap<Key, Option<Bytes>>,
     events: Vec<Bytes>,
@@ -27,7 +27,7 @@ struct Batch {
 /// What a commit holds of it.
 #[derive(Default)]
 pub(super) struct TakenBeside {
-    batch: Batch,
+    batch: BesideBatch,
     /// The number of the first event.
     first: u64,
 }
@@ -55,9 +55,14 @@ impl Beside {
 
     /// The poll is over: the next commit takes what was put in it.
     pub(super) fn release(&mut self) {
-        let Batch { records, events } = std::mem::take(&mut self.draft);
+        let BesideBatch { records, events } = std::mem::take(&mut self.draft);
         self.waiting.records.extend(records);
         self.waiting.events.extend(events);
+    }
+
+    /// Drops what no commit has taken.
+    pub(super) fn forget(&mut self) {
+        self.waiting = BesideBatch::default();
     }
 
     pub(super) fn take(&mut self) -> TakenBeside {
@@ -69,7 +74,7 @@ impl Beside {
     /// The commit failed: the next one takes it. A newer version of a record stays. One commit is in flight at a time,
     /// so the numbers are free again.
     pub(super) fn put_back(&mut self, taken: TakenBeside) {
-        let Batch { records, mut events } = taken.batch;
+        let BesideBatch { records, mut events } = taken.batch;
         for (key, value) in records {
             self.waiting.records.entry(key).or_insert(value);
         }

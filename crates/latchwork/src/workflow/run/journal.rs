@@ -105,12 +105,15 @@ impl Journal {
         self.within.insert(place.clone(), true);
     }
 
-    /// A trace is not needed any more. Returns whether a commit has held it.
-    pub(super) fn forget(&mut self, trace: &Place) -> bool {
+    /// A trace is not needed any more. Returns whether a commit has held it, and what it removes that no commit has
+    /// removed yet.
+    pub(super) fn forget(&mut self, trace: &Place) -> (bool, Vec<Part>) {
+        let mut parts = Vec::new();
         for kept in [&mut self.pending, &mut self.draft] {
-            kept.retain(|pending| pending.place != *trace);
+            let forgotten = kept.extract_if(.., |pending| pending.place == *trace);
+            parts.extend(forgotten.filter_map(|pending| Some(pending.effect?.part)));
         }
-        self.within.remove(trace) == Some(true)
+        (self.within.remove(trace) == Some(true), parts)
     }
 
     /// A block has ended: the entries within it are not needed any more, except for its trace. Returns the places of
@@ -240,15 +243,30 @@ impl Journal {
     /// the messages of those entries: they were not received.
     pub(super) fn put_back(&mut self, taken: Vec<Pending>) -> Vec<Address> {
         let mut given_back = Vec::new();
-        for pending in taken {
+        for mut pending in taken {
+            if pending.place.branch.is_named() && !self.within.contains_key(&pending.place) {
+                // Its block has ended meanwhile.
+                if pending.effect.is_none() {
+                    continue;
+                }
+                pending.is_dropped = true;
+            }
             if self.lost.iter().any(|lost| pending.place.branch.is_within(lost)) {
                 given_back.extend(pending.received());
                 continue;
             }
             self.first = self.first.min(pending.stamp);
-            // A newer entry at the same place stays.
-            if let Err(index) = position(&self.pending, &pending.place) {
-                self.pending.insert(index, pending);
+            match position(&self.pending, &pending.place) {
+                Err(index) => self.pending.insert(index, pending),
+                // A newer entry at the same place stays. What the older trace removes is still to be removed.
+                Ok(index) if pending.place.number == TRACE => {
+                    let newer = &mut self.pending[index];
+                    newer.effect = match (pending.effect.take(), newer.effect.take()) {
+                        (Some(before), Some(effect)) => Some(OpEffect { part: before.part.and(effect.part), ..effect }),
+                        (before, effect) => effect.or(before),
+                    };
+                }
+                Ok(_) => {}
             }
         }
         given_back

@@ -512,9 +512,12 @@ impl Run {
         self.with(|state| state.journal.forget_reviews());
     }
 
-    /// Drops all pending entries.
+    /// Drops all pending entries, and what would be stored together with them.
     pub(crate) fn forget_pending(&self) {
-        self.with(|state| state.journal.forget_pending());
+        self.with(|state| {
+            state.journal.forget_pending();
+            state.beside.forget();
+        });
     }
 
     /// What to do while the code waits; see [`RunState::todo`].

@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, Weak};
 
+use crate::lane::Part;
 use crate::store::Key;
 use crate::workflow::ctx::beats::Attempts;
 use crate::workflow::ctx::locks::Grant;
@@ -81,8 +82,8 @@ impl RunState {
         self.journal.found(place);
     }
 
-    /// A trace is not needed any more. Returns whether it is stored.
-    pub(crate) fn forget(&mut self, trace: &Place) -> bool {
+    /// A trace is not needed any more. Returns whether it is stored, and what it still has to remove.
+    pub(crate) fn forget(&mut self, trace: &Place) -> (bool, Vec<Part>) {
         self.journal.forget(trace)
     }
 

@@ -1,6 +1,9 @@
 //! SIGKILL between a question and its answer, and between the answer and the end: the request continues where it was,
 //! no question is asked twice, and no block runs again whose trace is recorded.
 
+// Processes take their own time.
+#![allow(clippy::disallowed_methods)]
+
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

@@ -76,7 +76,7 @@ async fn readers_from_any_position_see_the_same_events_during_the_run_and_after_
                 if reader % 3 == 1 {
                     tokio::task::yield_now().await;
                 }
-                if reader % 3 == 2 && seen.len() as u64 % (reader + 5) == 0 {
+                if reader % 3 == 2 && (seen.len() as u64).is_multiple_of(reader + 5) {
                     events = request.events_after(seen.last().unwrap().number);
                 }
             }

@@ -75,7 +75,9 @@ async fn a_request_waits_for_answers_over_restarts_and_asks_each_question_once()
             output = Some(request.result::<i64>().await.unwrap());
         } else {
             let next = ["first", "second"][life];
-            while log.count(next) == 0 || !flows.suspensions("run").await.unwrap().items.iter().any(|it| it.reason == next) {
+            while log.count(next) == 0
+                || !flows.suspensions("run").await.unwrap().items.iter().any(|it| it.reason == next)
+            {
                 tokio::task::yield_now().await;
             }
         }

@@ -1,5 +1,8 @@
 //! Runs each command on a store and on the reference, and returns the first difference.
 
+// A server takes its own time.
+#![allow(clippy::disallowed_methods)]
+
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -22,6 +25,9 @@ use crate::reference::{Answer, Reference, dropped};
 const HISTORIES: [History; SPACES] =
     [History::None, History::Generations(6), History::For(Duration::from_secs(10)), History::Generations(2)];
 const USED_ONCE: usize = 3;
+
+/// How long a watch on a server may take to deliver a commit.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 pub(super) struct World {
     kept: Kept,
@@ -349,7 +355,12 @@ impl World {
                     false => std::pin::pin!(watch.next()).poll(&mut Context::from_waker(Waker::noop())),
                     // A watch that has caught up waits. What it should not deliver is noticed the next time.
                     true if watch.position() >= floor && !left(watch) => Poll::Pending,
-                    true => Poll::Ready(block_on(watch.next())),
+                    // The position of a watch that has caught up may be before the floor: it then waits, and has to.
+                    true => match block_on(async { tokio::time::timeout(PATIENCE, watch.next()).await }) {
+                        Ok(next) => Poll::Ready(next),
+                        Err(_) if left(watch) => return Err(format!("the watch of {space:?} delivers nothing more")),
+                        Err(_) => Poll::Pending,
+                    },
                 };
                 match next {
                     Poll::Pending => break,

@@ -101,7 +101,7 @@ async fn a_request_that_cannot_be_done_is_kept_and_does_not_stop_the_others() {
     engine.in_transaction(&tx).start_by_name("adder", "no number").id("n").await.unwrap();
     engine.in_transaction(&tx).start(&adder(), 1).id("taken").await.unwrap();
     engine.in_transaction(&tx).start(&adder(), 1).id("taken").or_join().await.unwrap();
-    engine.in_transaction(&tx).signal("nobody", "more", &1).await.unwrap();
+    engine.in_transaction(&tx).signal("missing", "more", &1).await.unwrap();
     let conditional = Update::new("nothing").data(json!(1)).if_rev(Rev(3));
     engine.in_transaction(&tx).update(conditional).await.unwrap();
     let insert = format!(
@@ -118,7 +118,7 @@ async fn a_request_that_cannot_be_done_is_kept_and_does_not_stop_the_others() {
         "execution \"taken\" already exists",
         "\"nothing\"",
         "the input of workflow \"adder\"",
-        "there is no execution \"nobody\"",
+        "there is no execution \"missing\"",
         "this program knows no request \"sing\"",
         "workflow \"unknown\" is not registered",
     ];
@@ -130,16 +130,16 @@ async fn a_request_that_cannot_be_done_is_kept_and_does_not_stop_the_others() {
 
     // What was missing comes, and the request is done after all; another one is removed.
     let outbox = engine.outbox().unwrap();
-    let to_nobody = failed.iter().find(|failed| failed.error.contains("nobody")).unwrap();
-    engine.start(&adder(), 1).id("nobody").await.unwrap();
-    outbox.retry(to_nobody.id).await.unwrap();
-    for failed in failed.iter().filter(|failed| failed.id != to_nobody.id) {
+    let to_missing = failed.iter().find(|failed| failed.error.contains("missing")).unwrap();
+    engine.start(&adder(), 1).id("missing").await.unwrap();
+    outbox.retry(to_missing.id).await.unwrap();
+    for failed in failed.iter().filter(|failed| failed.id != to_missing.id) {
         outbox.remove(failed.id).await.unwrap();
     }
     assert_eq!(bench.settled().await, []);
-    engine.signal("nobody", "more", &0_u64).await.unwrap();
-    assert_eq!(engine.handle(&adder(), "nobody").result().await.unwrap(), [1, 1]);
-    assert!(matches!(outbox.retry(to_nobody.id).await, Err(OutboxError::NotFound { .. })));
+    engine.signal("missing", "more", &0_u64).await.unwrap();
+    assert_eq!(engine.handle(&adder(), "missing").result().await.unwrap(), [1, 1]);
+    assert!(matches!(outbox.retry(to_missing.id).await, Err(OutboxError::NotFound { .. })));
     assert!(matches!(outbox.remove(Uuid::from_u128(1)).await, Err(OutboxError::NotFound { .. })));
 }
 
