@@ -1,7 +1,7 @@
 //! A task board: tasks with dependencies, and workers that claim them under a lease. A worker that stops loses its
 //! claim, and another one does the task.
 //!
-//!     cargo run --example board --features flow
+//!     cargo run -p latchwork --example board --features flow
 
 // The examples run in real time.
 #![allow(clippy::disallowed_methods)]

@@ -1,8 +1,8 @@
 //! A research pipeline: a planner writes a plan into the state of its sequencer, an executor works through it step by
 //! step, and a person approves the findings. Kill it at any time and run it again: it continues where it was.
 //!
-//!     cargo run --example research --features flow            # asks, and waits for the answer
-//!     cargo run --example research --features flow -- approve # answers
+//!     cargo run -p latchwork --example research --features flow            # asks, and waits for the answer
+//!     cargo run -p latchwork --example research --features flow -- approve # answers
 
 use std::collections::BTreeMap;
 use std::error::Error;

@@ -13,6 +13,7 @@
 //!   [`Slot`](state::Slot); docs/state.md.
 //! - Keys, checks and writes of your own: [`store`], with [`Store`](store::Store) and [`Commit`](store::Commit);
 //!   docs/store.md.
+//! - A chain of typed blocks that share state, with questions to people: `flow` (feature `flow`); docs/flows.md.
 //! - A test that crashes your workflow at every commit: `testing` (feature `testing`), with `crash_everywhere`;
 //!   docs/workflows/testing.md.
 //!

@@ -117,8 +117,9 @@ impl<P> BlockCtx<P> {
         Ok(self.stored(|states| states.org(org)))
     }
 
-    /// An effect that must not be repeated when the body runs again: its result is recorded under the key, and is
-    /// returned from then on. It is a step of the block: it is tried again if it fails, with the same idempotency key.
+    /// An effect that must not be repeated when the body runs again. It is a step of this run of the block, and `key`
+    /// is its name: once its result is recorded, that is returned. It is tried again if it fails, with the same
+    /// idempotency key. Another round of a loop runs it again.
     pub async fn run_once<F, Fut, T>(&self, key: &str, body: F) -> Result<T, Failure>
     where
         F: Fn() -> Fut + Send + Sync,

@@ -28,7 +28,7 @@ pub(crate) struct StateCell {
     pub(crate) is_durable: bool,
     /// How many bytes a checkpoint may have.
     limit: usize,
-    /// HeldContainers by the mutation that runs. Tasks get it in the order in which they asked.
+    /// Held by the mutation that runs. Tasks get it in the order in which they asked.
     turn: tokio::sync::Mutex<()>,
     versions: Mutex<Versions>,
 }
