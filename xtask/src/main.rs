@@ -255,7 +255,7 @@ fn bench(suite: &str, json: bool, quick: bool, only: Vec<String>) -> Result<()> 
 /// The figures of the suite `postgres` that need an engine. The others are the store's own.
 const OF_ENGINES: [&str; 4] = ["postgres.steps", "postgres.sql_step", "postgres.claim", "postgres.idle"];
 
-/// Runs the store's part and the engine's part, or the one that has the wanted figures.
+/// Runs the store's part and the engine's part, or only the part with the wanted figures.
 fn bench_postgres(json: bool, quick: bool, only: &[String]) -> Result<()> {
     let of_engine = |name: &String| OF_ENGINES.iter().any(|figure| figure.starts_with(name.as_str()));
     let of_store = |name: &String| !OF_ENGINES.iter().any(|figure| name.starts_with(figure));

@@ -248,7 +248,7 @@ impl<T: DeserializeOwned> StateHandle<T> {
     ///
     /// # Panics
     ///
-    /// If the type is not the one that the block has declared and the state does not fit it. A panic in a body is a
+    /// If the block has declared another type, and the state does not fit this one. A panic in a body is a
     /// failure of the block.
     pub fn state(&self) -> T {
         read(&self.value())
