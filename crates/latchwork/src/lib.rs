@@ -51,7 +51,7 @@ mod json;
 mod lane;
 pub mod lock;
 mod micros;
-mod node;
+pub mod node;
 mod page;
 mod panic;
 mod record;

@@ -80,6 +80,11 @@ pub trait Backend: Send + Sync + 'static {
         None
     }
 
+    /// True if several processes can have the storage open at once.
+    fn is_shared(&self) -> bool {
+        false
+    }
+
     /// What this backend offers beside this trait, for code that knows its type.
     fn extension(&self) -> Option<&dyn std::any::Any> {
         None

@@ -499,6 +499,19 @@ impl Store {
         self.inner.backend.opening()
     }
 
+    /// True if several processes can have the store open at once, as on PostgreSQL.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::Store;
+    /// assert!(!Store::memory().await?.is_shared());
+    /// # Ok(()) }
+    /// ```
+    pub fn is_shared(&self) -> bool {
+        self.inner.backend.is_shared()
+    }
+
     /// Returns when the store was closed or has stopped. Never returns if the store has no [opening](Store::opening).
     ///
     /// ```

@@ -13,6 +13,7 @@ use crate::claim::stored::{Claim, EffectKey, EffectTerms, Logged, LoggedKind, Ou
 use crate::claim::timers;
 use crate::entity::{CheckedTransaction, EntityError, Standing, Update};
 use crate::lane::Part;
+use crate::node::{NodeNotice, shard_of};
 use crate::record::Record;
 use crate::state;
 use crate::store::{Outcome, Rev, Timestamp};
@@ -218,7 +219,12 @@ impl Ledger {
         let mut part = self.ends(claim, &standing.id);
         let logged = Logged { to: terms.into.clone(), ..log(claim, LoggedKind::Done, now, firing.reason.clone()) };
         part = part.put(&self.spaces.logged(&standing.id, rev), logged.encode());
-        for (key, effect) in self.effects(firing, output, now) {
+        let effects = self.effects(firing, output, now);
+        let node = &self.engine.node;
+        if !effects.is_empty() && !node.owns_name(standing.id.as_bytes()) {
+            part = node.noticed(part, || NodeNotice::Effects(shard_of(standing.id.as_bytes())));
+        }
+        for (key, effect) in effects {
             part = part.put(&self.spaces.effect(&key), effect.encode());
         }
         let mut starts = Vec::new();

@@ -281,6 +281,13 @@ impl EffectOutbox {
     pub(crate) fn serve(self: &Arc<EffectOutbox>, acked: Acked) {
         self.node.chore(acknowledge(Arc::downgrade(self), acked));
         self.node.chore(read(Arc::downgrade(self)));
+        // After-effects of other nodes, and of shards that this node takes.
+        let (again, mut gained) = (self.again.clone(), self.node.gained.subscribe());
+        self.node.chore(async move {
+            while gained.changed().await.is_ok() {
+                again.notify_one();
+            }
+        });
     }
 
     /// Announces after-effects whose commit is about to be sent.

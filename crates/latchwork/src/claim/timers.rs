@@ -24,6 +24,7 @@ use crate::entity::{EntityId, Query, Standing};
 use crate::lane::Part;
 use crate::node::ExecutionId;
 use crate::node::alarm::{Alarms, Due, Keeper, alarm_key, read_alarm_key};
+use crate::node::{NodeNotice, shard_of};
 use crate::record::Record;
 use crate::store::{Commit, Key, Order, Timestamp};
 
@@ -50,6 +51,11 @@ pub(crate) fn set(
         let due = now.plus(Duration::from_micros(timer.after_us));
         let (name, alarms) = (timed.name(), ledger.timers.clone());
         let part = part.put(&ledger.spaces.timer(&timed, due), timed.encode());
+        let node = &ledger.engine.node;
+        let part = match node.owns(&name) {
+            true => part,
+            false => node.noticed(part, || NodeNotice::Alarm(shard_of(name.as_bytes()))),
+        };
         part.then(move |_| alarms.upgrade().iter().for_each(|alarms| alarms.set(&name, due)))
     })
 }

@@ -3,7 +3,6 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -19,9 +18,6 @@ use crate::workflow::{ExecutionId, ExecutionState, WorkflowError};
 
 /// How many events are read at once.
 const PAGE: usize = 256;
-
-/// How often the stream of a request is looked at that another process runs.
-const ELSEWHERE: Duration = Duration::from_secs(1);
 
 /// Something that happened to a request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -160,15 +156,7 @@ impl Events {
     /// Waits for more events. There are none if the reader continues after the last one.
     async fn wait(&self) -> Result<Vec<NumberedEvent>> {
         let (engine, id, next) = (&self.engine, &self.id, self.next);
-        if engine.node.owns(id) {
-            return Ok(engine.listen(id, News::Stream, |_| page(engine, id, next)).await?);
-        }
-        loop {
-            if let Some(found) = page(engine, id, next).await? {
-                return Ok(found);
-            }
-            engine.store.env().sleep(ELSEWHERE).await;
-        }
+        Ok(engine.listen(id, News::Stream, |_| page(engine, id, next)).await?)
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::store::{Bytes, Check, Commit, FailedCheck, Generation, Key, Receipt, Refusal, Rev, Write};
+use crate::store::{Bytes, Check, Commit, FailedCheck, Generation, Key, Receipt, Refusal, Rev, Space, Write};
 
 /// The purpose of a check. Only the layer that has set a tag reads it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,10 +22,30 @@ pub(crate) fn as_found(key: Key, rev: Option<Rev>) -> Check {
 pub(crate) struct Part {
     checks: Vec<(Tag, Check)>,
     writes: Vec<Write>,
+    /// Written after all others, and not counted among them.
+    numbered: Vec<Numbered>,
     /// Each with the range of writes whose revs it gets.
     landed: Vec<(Range<usize>, Landed)>,
     /// Each with the index of its check.
     failed: Vec<(usize, Failed)>,
+}
+
+/// A write whose key is a prefix and its number among the writes of the commit under that prefix. So several parts of a
+/// commit can each have one, and the space has only as many keys as the largest commit.
+#[derive(Clone)]
+struct Numbered {
+    space: Space,
+    prefix: Vec<u8>,
+    value: Bytes,
+}
+
+impl Numbered {
+    fn place(self, commit: Commit) -> Commit {
+        let range = self.space.prefix(&self.prefix[..]);
+        let number = commit.writes().iter().filter(|write| range.contains(write.key())).count() as u32;
+        let key = self.space.key([&self.prefix[..], &number.to_be_bytes()].concat());
+        commit.write(Write::Put(key, self.value))
+    }
 }
 
 type Landed = Box<dyn FnOnce(Landing<'_>) + Send>;
@@ -91,6 +111,12 @@ impl Part {
         self.write(Write::Delete(key.clone()))
     }
 
+    /// Adds a write under the prefix and a number that is free in the commit. Callbacks do not get its rev.
+    pub(crate) fn put_numbered(mut self, space: &Space, prefix: Vec<u8>, value: Bytes) -> Part {
+        self.numbered.push(Numbered { space: space.clone(), prefix, value });
+        self
+    }
+
     /// Adds a callback that runs when the part has landed. It gets the revs of the writes added so far.
     pub(crate) fn then(mut self, landed: impl FnOnce(Landing<'_>) + Send + 'static) -> Part {
         self.landed.push((0..self.writes.len(), Box::new(landed)));
@@ -103,6 +129,7 @@ impl Part {
         self.failed.extend(other.failed.into_iter().map(|(check, failed)| (check + first, failed)));
         self.checks.extend(other.checks);
         self.writes.extend(other.writes);
+        self.numbered.extend(other.numbered);
         self.landed.extend(other.landed.into_iter().map(|(its, landed)| (its.start + from..its.end + from, landed)));
         self
     }
@@ -127,7 +154,8 @@ impl Part {
     /// About the number of bytes that the part adds to a commit.
     pub(crate) fn bytes(&self) -> usize {
         let value = |write: &Write| if let Write::Put(_, value) = write { value.len() } else { 0 };
-        self.writes.iter().map(|write| value(write) + 64).sum()
+        let numbered = self.numbered.iter().map(|it| it.prefix.len() + it.value.len() + 64).sum::<usize>();
+        numbered + self.writes.iter().map(|write| value(write) + 64).sum::<usize>()
     }
 
     /// Adds the part to a commit.
@@ -137,6 +165,7 @@ impl Part {
         let commit = self.checks.iter().fold(commit, |commit, (_, check)| commit.check(check.clone()));
         let commit = self.writes.iter().fold(commit, |commit, write| commit.write(write.clone()));
         let writes = first_write..commit.writes().len();
+        let commit = self.numbered.iter().cloned().fold(commit, |commit, numbered| numbered.place(commit));
         (commit, Placed { first_check, tags, writes })
     }
 
@@ -151,6 +180,7 @@ impl Part {
         }
         commit = self.writes.into_iter().fold(commit, Commit::write);
         let writes = first_write..commit.writes().len();
+        commit = self.numbered.into_iter().fold(commit, |commit, numbered| numbered.place(commit));
         let rest = Part { landed: self.landed, failed: self.failed, ..Part::default() };
         (commit, Placed { first_check, tags, writes }, rest)
     }

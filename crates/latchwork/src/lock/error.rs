@@ -69,7 +69,10 @@ impl From<NodeError> for LockError {
         match error {
             NodeError::Store(error) => error.into(),
             NodeError::Record(record) => record.into(),
-            NodeError::Stopped => LockError::Stopped,
+            // Only an engine joins as a node, and it reports these errors itself.
+            NodeError::Stopped | NodeError::NameTaken { .. } | NodeError::Name { .. } | NodeError::Lease { .. } => {
+                LockError::Stopped
+            }
         }
     }
 }

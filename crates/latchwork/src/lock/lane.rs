@@ -362,7 +362,7 @@ impl LanePlan for Service {
         known.from_store = true;
         batch.rest.refuse(&batch.own, &refusal);
         batch.told_executions.into_iter().for_each(|(rest, placed)| rest.refuse(&placed, &refusal));
-        let is_fenced = batch.own.has_failed(&refusal, SHARD);
+        let is_fenced = batch.own.has_failed(&refusal, SHARD) && !self.node.is_shared();
         let lost: Vec<&Check> =
             batch.own.failed(&refusal).filter(|(_, tag, _)| *tag == SESSION).map(|it| &it.2.check).collect();
         let lost_session = |ask: &Ask| match ask {

@@ -132,10 +132,11 @@ impl Locks {
     /// ```
     pub async fn on(store: &Store) -> Result<Locks> {
         tokio::runtime::Handle::try_current().map_err(|_| LockError::NoRuntime)?;
-        let node = Node::idle(store);
+        let node = Node::idle(store).await?;
         let service = Service::on(&node).await?;
         service.sessions.end_previous().await?;
         service.begin_chores();
+        service.overhear();
         Ok(Locks { _stop: Some(Arc::new(StopServiceOnDrop(service.clone()))), service })
     }
 

@@ -10,9 +10,9 @@ use crate::lock::lane::Ask;
 use crate::lock::name::LockSpaces;
 use crate::lock::service::Service;
 use crate::lock::{Locks, Owner};
-use crate::node::NodeError;
+use crate::node::{NodeError, NodeNotice};
 use crate::node::session::{self, Freeing, Holdings, LEASE, SessionOptions};
-use crate::store::{ErrorKind, Uuid};
+use crate::store::{ErrorKind, StoreError, Uuid};
 
 /// The shortest and the longest lease.
 const SHORTEST: Duration = Duration::from_millis(10);
@@ -255,8 +255,32 @@ impl Service {
         });
     }
 
+    /// Notifies the callers of this process of what other processes do with their requests, if there is no engine that
+    /// does.
+    pub(crate) fn overhear(self: &Arc<Service>) {
+        let service = Arc::downgrade(self);
+        let heard = move |notice: Option<NodeNotice>| {
+            let Some(service) = service.upgrade() else { return };
+            let is_its = match notice {
+                Some(NodeNotice::Session(session)) => service.sessions.has_begun(session),
+                Some(_) => false,
+                None => true,
+            };
+            if is_its {
+                let runtime = service.node.runtime.clone();
+                runtime.spawn(async move { service.listen_at_last().await });
+            }
+        };
+        self.node.chore(self.node.clone().overhear(heard));
+    }
+
+    /// Finds out what has become of the requests of this process, and retries as long as the store is unavailable.
+    pub(crate) async fn listen_at_last(self: &Arc<Service>) {
+        self.node.at_last("requests for locks could not be read", StoreError::kind, || self.listen_again()).await;
+    }
+
     /// Continues the releases that an earlier process has begun.
-    async fn finish_all(self: &Arc<Service>) -> Result<()> {
+    pub(crate) async fn finish_all(self: &Arc<Service>) -> Result<()> {
         for session in self.sessions_gone().await? {
             self.unless_damaged(self.free_session(session).await)?;
         }

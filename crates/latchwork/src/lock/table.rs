@@ -1,7 +1,7 @@
 //! A lock in memory while operations change it: its head, the first waiters, and the changes of each operation. If the
 //! head's rev has changed, the lock is read again.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use crate::lane::{Part, Tag, as_found};
@@ -12,9 +12,9 @@ use crate::lock::owners::{Notice, Notices};
 use crate::lock::service::Service;
 use crate::lock::stored::{Forced, Head, LockRequest, Ticket};
 use crate::lock::{LockKind, LockName, Owner};
-use crate::node::ExecutionId;
+use crate::node::{ExecutionId, NodeNotice, shard_of};
 use crate::record::{Record, Unreadable};
-use crate::store::{Check, ErrorKind, Key, Order, Rev, View, Write};
+use crate::store::{Check, ErrorKind, Key, Order, Rev, Uuid, View, Write};
 
 /// The number of waiters that are read at once, and the most that are kept in memory.
 const PAGE: usize = 64;
@@ -65,6 +65,8 @@ pub(crate) struct Planned<'a> {
     writes: Vec<Write>,
     told: Vec<CallerNotice>,
     notices: Vec<(ExecutionId, Notice)>,
+    /// The sessions that are told of something.
+    sessions: BTreeSet<Uuid>,
     /// The callers of requests that these operations make or repeat.
     joined: Vec<(u64, Ear)>,
 }
@@ -139,6 +141,7 @@ impl<'a> Planned<'a> {
             checks: Vec::new(),
             writes: Vec::new(),
             told: Vec::new(),
+            sessions: BTreeSet::new(),
             notices: Vec::new(),
             joined: Vec::new(),
         }
@@ -371,7 +374,10 @@ impl<'a> Planned<'a> {
     /// commit.
     fn tell_gone(&mut self, ticket: u64, request: &LockRequest, gone: Gone) {
         match (&request.owner, &gone) {
-            (Owner::Session(_), _) => self.told.push(CallerNotice::Gone(ticket, gone)),
+            (Owner::Session(session), _) => {
+                self.sessions.insert(*session);
+                self.told.push(CallerNotice::Gone(ticket, gone));
+            }
             (Owner::Execution(id), Gone::Refused(why)) if request.granted_us.is_none() => {
                 self.notices.push((id.clone(), Notice::Refused(ticket, why.clone())));
             }
@@ -390,7 +396,8 @@ impl<'a> Planned<'a> {
             self.table.page.retain(|(waits, _)| *waits != ticket);
         }
         request.names().for_each(|name| self.name(&request.owner, name, None));
-        if let Owner::Session(_) = request.owner {
+        if let Owner::Session(session) = request.owner {
+            self.sessions.insert(session);
             self.told.push(CallerNotice::Gone(ticket, Gone::LetGo));
         }
         self.touched.insert(ticket, None);
@@ -427,6 +434,7 @@ impl<'a> Planned<'a> {
                 Owner::Execution(id) => self.notices.push((id.clone(), Notice::Granted(ticket))),
                 Owner::Session(session) => {
                     self.checks.push(Check::Present(self.service.spaces.session(*session)));
+                    self.sessions.insert(*session);
                     self.told.push(CallerNotice::Granted(ticket));
                 }
             }
@@ -521,8 +529,15 @@ impl<'a> Planned<'a> {
         }
         part = self.writes.into_iter().fold(part, Part::write);
         let unfinished = spaces.unfinished(self.lock);
+        let node = &self.service.node;
+        for session in self.sessions.iter().filter(|session| !self.service.sessions.has_begun(**session)) {
+            part = node.noticed(part, || NodeNotice::Session(*session));
+        }
         part = match (self.is_unfinished || self.is_left, self.is_resumed) {
-            (true, _) => part.put(&unfinished, Vec::new()),
+            (true, _) => {
+                let part = part.put(&unfinished, Vec::new());
+                node.noticed(part, || NodeNotice::Locks(shard_of(&self.lock.bytes())))
+            }
             (false, true) => part.delete(&unfinished),
             (false, false) => part,
         };

@@ -28,9 +28,13 @@ pub(crate) struct Alarms {
     told: Mutex<KeeperState>,
     woken: Notify,
     longest: Duration,
+    /// True if the keeper rings only alarms that became due after its node took the shard.
+    is_recovered: bool,
 }
 
 struct KeeperState {
+    /// For each shard that was taken since the keeper last looked: from when on alarms are rung.
+    taken: Vec<Option<Timestamp>>,
     /// The earliest alarm of each shard that was set since the keeper last looked.
     earliest: Vec<Option<Timestamp>>,
     /// The alarm that the keeper sleeps for, and when its sleep ends by the clock that only goes forward. An alarm that
@@ -80,15 +84,38 @@ fn place(key: &[u8]) -> Timestamp {
 
 impl Alarms {
     pub(crate) fn new(node: &Arc<Node>, space: &Space) -> Arc<Alarms> {
-        Alarms::on_time(node, space, LONGEST)
+        Alarms::with(node, space, LONGEST, false)
+    }
+
+    /// The same for alarms of which those that are due when a shard is taken are found elsewhere.
+    pub(crate) fn recovered(node: &Arc<Node>, space: &Space) -> Arc<Alarms> {
+        Alarms::with(node, space, LONGEST, true)
     }
 
     /// Like [`Alarms::new`], but the keeper notices within `longest` that the time of day was set forward. While there
     /// is an alarm, it looks at the clock that often. It does not read the store for that.
     pub(crate) fn on_time(node: &Arc<Node>, space: &Space, longest: Duration) -> Arc<Alarms> {
-        let told = Mutex::new(KeeperState { earliest: vec![None; usize::from(COUNT)], sleeps: None });
+        Alarms::with(node, space, longest, false)
+    }
+
+    fn with(node: &Arc<Node>, space: &Space, longest: Duration, is_recovered: bool) -> Arc<Alarms> {
+        let none = vec![None; usize::from(COUNT)];
+        let told = Mutex::new(KeeperState { taken: none.clone(), earliest: none, sleeps: None });
         let (node, space, woken) = (node.clone(), space.clone(), Notify::new());
-        Arc::new(Alarms { node, space, told, woken, longest })
+        let alarms = Arc::new(Alarms { node: node.clone(), space, told, woken, longest, is_recovered });
+        node.keeps(&alarms);
+        alarms
+    }
+
+    /// The node has taken shards.
+    pub(super) fn taken(&self, shards: &[u16]) {
+        let mut told = self.told.lock();
+        for shard in shards {
+            let since = self.node.since(*shard).filter(|_| self.is_recovered).unwrap_or_default();
+            told.taken[usize::from(*shard)] = Some(since);
+        }
+        drop(told);
+        self.woken.notify_one();
     }
 
     /// An alarm was committed. The time of day may have jumped since the keeper went to sleep. After a jump forward the
@@ -116,7 +143,13 @@ impl Alarms {
 
     /// Passes on to the keeper what was set since it last looked. The time of day may have gone back since.
     fn hear(&self, shards: &mut [KeeperProgress]) {
-        for (shard, (position, earliest)) in (0..).zip(shards.iter_mut().zip(&mut self.told.lock().earliest)) {
+        let mut told = self.told.lock();
+        for (shard, (position, taken)) in (0..).zip(shards.iter_mut().zip(&mut told.taken)) {
+            if let Some(from) = taken.take() {
+                *position = KeeperProgress { rung: due_key(shard, from), next: Some(from) };
+            }
+        }
+        for (shard, (position, earliest)) in (0..).zip(shards.iter_mut().zip(&mut told.earliest)) {
             let Some(earliest) = earliest.take() else { continue };
             position.next = Some(position.next.map_or(earliest, |next| next.min(earliest)));
             let before = due_key(shard, earliest);
@@ -131,7 +164,7 @@ impl Alarms {
         let pause = next.map(|next| left(next, env).min(self.longest));
         {
             let mut told = self.told.lock();
-            if told.earliest.iter().any(Option::is_some) {
+            if told.earliest.iter().chain(&told.taken).any(Option::is_some) {
                 return;
             }
             let until = pause.map_or(Duration::MAX, |pause| env.monotonic().saturating_add(pause));

@@ -55,6 +55,11 @@ impl Watch {
         self.seen.remove(&id);
     }
 
+    /// When the lease of a record is over, unless it is renewed.
+    pub(crate) fn due(&self, id: Uuid) -> Option<Duration> {
+        self.seen.get(&id).map(|seen| seen.since + seen.lease)
+    }
+
     /// Returns the record to look at next, and when.
     pub(crate) fn next(&self) -> Option<(Duration, Uuid)> {
         self.seen.iter().map(|(id, seen)| (seen.since + seen.lease, *id)).min()

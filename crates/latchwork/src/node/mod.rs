@@ -1,19 +1,49 @@
-//! A node: one process on a store that other processes may share. It owns shards, and with them executions. It has a
-//! runtime that all its tasks run on, sessions and alarms, and it notifies its engine when a commit had no answer.
+//! Nodes: engines on one store.
 //!
-//! The layers above reach the owners of other shards only through this module. A node knows no lock and no workflow.
+//! Engines that share a store, such as processes on one PostgreSQL database, divide the work among them. Each engine is
+//! a *node*. Executions, locks and schedules are spread over 64 shards, and each shard belongs to one node. When a node
+//! starts, the others give it its share; when it stops or dies, its shards move to the others. Everything can be called
+//! on every node. See docs/nodes.md.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use latchwork::node::{NodeOptions, Nodes};
+//! use latchwork::store::Store;
+//! use latchwork::workflow::{Ctx, Engine, workflow};
+//!
+//! let double = workflow("double").run(async |_: Ctx, n: u64| Ok(n * 2));
+//! let store = Store::memory().await?; // or Store::connect("postgres://…"), in several processes
+//! let first = Engine::on(&store).register(&double).node(NodeOptions::new().name("first")).start().await?;
+//! let second = Engine::on(&store).register(&double).node(NodeOptions::new().name("second")).start().await?;
+//! assert_eq!(second.start(&double, 21).id("a").await?.result().await?, 42);
+//! assert_eq!(Nodes::on(&store).list().await?.len(), 2);
+//! # second.shutdown().await?;
+//! # first.shutdown().await?;
+//! # Ok(()) }
+//! ```
+
+// A node is one process on a store that other processes may share. It has a runtime that all its tasks run on, sessions
+// and alarms, and it notifies its engine when a commit had no answer. The layers above reach the owners of other shards
+// only through this module. A node knows no lock and no workflow.
 
 pub(crate) mod alarm;
 mod key;
 mod lease;
+mod member;
+mod membership;
+mod nodes;
+mod notice;
+mod plan;
 pub(crate) mod session;
 mod shard;
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::future::Future;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::future::select;
@@ -24,10 +54,18 @@ use tokio::task::AbortHandle;
 
 use crate::id::text_id;
 use crate::lane::{Part, Runtime, Tag};
-use crate::record::BadRecord;
-use crate::store::{Env, ErrorKind, Store, StoreError};
+use crate::record::{BadRecord, Record};
+use crate::store::{Env, ErrorKind, Rev, Space, Store, StoreError, Timestamp, Uuid, Watch};
 
+use alarm::Alarms;
 pub(crate) use key::{read_text, write_text};
+pub use member::{MoveReason, NodeOptions};
+use membership::Membership;
+pub(crate) use membership::{Doing, NodeEvents};
+pub use nodes::{ShardMove, NodeInfo, Nodes, NodesError};
+pub(crate) use notice::NodeNotice;
+use member::NodeSpaces;
+use notice::StoredNotices;
 pub(crate) use shard::{COUNT, shard_key, shard_of};
 use shard::{NEVER, Shards};
 
@@ -50,6 +88,15 @@ pub(crate) enum NodeError {
     /// A newer version of the program has written the record.
     #[error("{} was written by a newer version of the program", .0.place)]
     Record(BadRecord),
+    /// Another live node has the name.
+    #[error("another live node has the name {name:?}: give each node a name of its own, or none")]
+    NameTaken { name: String },
+    /// The name cannot be used.
+    #[error("a node cannot be named {name:?}: a name has 1 to 128 bytes and no control characters")]
+    Name { name: String },
+    /// The lease is too short.
+    #[error("a node cannot have a lease of {lease:?}: the shortest is {shortest:?}")]
+    Lease { lease: Duration, shortest: Duration },
     /// The node has stopped, or has lost the shard.
     #[error("the node has stopped, or another node has taken over")]
     Stopped,
@@ -59,7 +106,8 @@ impl NodeError {
     pub(crate) fn kind(&self) -> ErrorKind {
         match self {
             NodeError::Store(error) => error.kind(),
-            NodeError::Record(_) => ErrorKind::Invalid,
+            NodeError::Record(_) | NodeError::Name { .. } | NodeError::Lease { .. } => ErrorKind::Invalid,
+            NodeError::NameTaken { .. } => ErrorKind::Conflict,
             NodeError::Stopped => ErrorKind::Unavailable,
         }
     }
@@ -78,6 +126,16 @@ pub(crate) struct Node {
     /// The runtime on which the node was started. All its work runs there, also if the caller is on another runtime.
     pub(crate) runtime: Runtime,
     shards: Shards,
+    /// `None` if this node does not share the store with others.
+    membership: Option<Arc<Membership>>,
+    /// Where a node that takes no part finds and leaves notices.
+    board: Option<Space>,
+    /// The watch that the node follows, until it does.
+    watch: Mutex<Option<Watch>>,
+    /// The keepers of alarms: they look at shards that the node takes.
+    alarms: Mutex<Vec<Weak<Alarms>>>,
+    /// Counts how often shards were taken, or after-effects were written in one by another node.
+    pub(crate) gained: tokio::sync::watch::Sender<u64>,
     /// Notified when a commit shows that another node owns a shard.
     lost: Arc<Notify>,
     /// Notified when a commit had no answer.
@@ -90,19 +148,76 @@ pub(crate) struct Node {
 impl Node {
     /// Returns a node that owns all shards. It replaces the owner before it.
     pub(crate) async fn owner(store: &Store) -> Result<Arc<Node>, NodeError> {
-        Ok(Node::new(store, Shards::all(store).await?))
+        Ok(Node::new(store, Shards::all(store).await?, None))
     }
 
-    /// Returns a node that owns no shard and replaces no other node.
-    pub(crate) fn idle(store: &Store) -> Arc<Node> {
-        Node::new(store, Shards::none())
+    /// Returns a node that shares the store with others. It takes part from [`Node::take_part`] on.
+    pub(crate) async fn member(
+        store: &Store,
+        options: NodeOptions,
+        workflows: BTreeMap<String, Vec<u32>>,
+    ) -> Result<Arc<Node>, NodeError> {
+        let shards = Shards::shared(store).await?;
+        let (membership, watch) = membership::join(store, options, workflows).await?;
+        let node = Node::new(store, shards, Some(Arc::new(membership)));
+        *node.watch.lock() = Some(watch);
+        Ok(node)
     }
 
-    fn new(store: &Store, shards: Shards) -> Arc<Node> {
+    /// Owns shards from now on, if they have no other owner, and does everything that the other nodes rely on.
+    pub(crate) async fn take_part(self: &Arc<Node>, events: Weak<dyn NodeEvents>) -> Result<(), NodeError> {
+        let (Some(membership), Some(watch)) = (self.membership.clone(), self.watch.lock().take()) else {
+            return Ok(());
+        };
+        membership.serve(events);
+        self.chore(self.clone().renew());
+        self.read_members(&membership).await?;
+        self.reread().await?;
+        self.adopt(&membership).await?;
+        self.chore(self.clone().follow(watch));
+        self.chore(self.clone().balance());
+        Ok(())
+    }
+
+    /// Returns a node that owns no shard and replaces no other node. On a shared store it notifies the others.
+    pub(crate) async fn idle(store: &Store) -> Result<Arc<Node>, NodeError> {
+        let spaces = NodeSpaces::find(store).await?;
+        let mut node = Node::new(store, Shards::none(), None);
+        if let (Some(spaces), Some(node)) = (spaces, Arc::get_mut(&mut node)) {
+            node.board = Some(spaces.board);
+        }
+        Ok(node)
+    }
+
+    /// Follows the notices of a node that owns nothing, until it stops. `heard` gets each notice, and `None` whenever
+    /// some were missed.
+    pub(crate) async fn overhear(self: Arc<Node>, heard: impl Fn(Option<NodeNotice>) + Send) {
+        let Some(board) = self.board.clone() else { return };
+        let env = self.store.env().clone();
+        loop {
+            let watch = async { self.store.watch(board.all(), self.store.generation().await?).await };
+            if let Ok(mut watch) = watch.await {
+                heard(None);
+                while let Ok(committed) = watch.next().await {
+                    let values = committed.changes.into_iter().filter_map(|change| change.value);
+                    let notices = values.filter_map(|value| StoredNotices::decode(&value).ok());
+                    notices.flat_map(|StoredNotices(notices)| notices).for_each(|notice| heard(Some(notice)));
+                }
+            }
+            env.sleep(AGAIN).await;
+        }
+    }
+
+    fn new(store: &Store, shards: Shards, membership: Option<Arc<Membership>>) -> Arc<Node> {
         Arc::new(Node {
             store: store.clone(),
             runtime: Runtime::here(),
             shards,
+            membership,
+            board: None,
+            watch: Mutex::default(),
+            alarms: Mutex::default(),
+            gained: tokio::sync::watch::Sender::new(0),
             lost: Arc::default(),
             doubted: Arc::default(),
             chores: Mutex::default(),
@@ -154,32 +269,145 @@ impl Node {
         self.doubted.clone()
     }
 
-    /// Returns a part for a commit that only the owner of the execution may make. On any other node it is always
-    /// refused.
-    pub(crate) fn for_owner(&self, id: &ExecutionId) -> Part {
-        Part::default().check(SHARD, self.shards.check(id.as_bytes()).unwrap_or(NEVER))
+    /// Returns a part for a commit that only the owner of the execution may make, or the node that the owner has lent it
+    /// to. On any other node it is always refused.
+    pub(crate) fn for_owner(self: &Arc<Node>, id: &ExecutionId) -> Part {
+        match self.membership.as_deref().filter(|membership| membership.is_guest(id)) {
+            // The owner takes it back by a write of its record, whose rev the commit checks.
+            Some(membership) => membership.notice(Part::default(), NodeNotice::Execution(id.clone())),
+            None => Part::default().check(SHARD, self.shards.check(id.as_bytes()).unwrap_or(NEVER)),
+        }
     }
 
-    /// Returns a part for a commit that any node may make about a name: an execution, a lock, a session. The callers
-    /// that wait for the name are notified in the memory of its owner. So a node that has owned the name must still own
-    /// it. A node that never owned it needs no check: the owner finds the change in the store.
+    /// Returns a part for a commit that any node may make about a name: a lock, a session, a limit. A node alone must
+    /// not have been replaced, because callers are notified in its memory. Nodes that share the store notify each other.
     pub(crate) fn for_any(self: &Arc<Node>, name: &[u8]) -> Part {
+        if self.is_shared() { Part::default() } else { self.if_still_ours(name) }
+    }
+
+    /// Returns a part with the check that this node still owns the name, if it does.
+    fn if_still_ours(self: &Arc<Node>, name: &[u8]) -> Part {
         let Some(check) = self.shards.check(name) else { return Part::default() };
         let (node, name) = (self.clone(), name.to_vec());
         Part::default().check_or(SHARD, check, move || node.lose(&name))
     }
 
+    /// The same for an execution. If it belongs to another node, or runs on another one, that node is notified.
+    pub(crate) fn for_execution(self: &Arc<Node>, id: &ExecutionId) -> Part {
+        let part = self.if_still_ours(id.as_bytes());
+        if self.is_lent(id) || !self.owns(id) { self.noticed(part, || NodeNotice::Execution(id.clone())) } else { part }
+    }
+
+    /// The same for a schedule.
+    pub(crate) fn for_schedule(self: &Arc<Node>, name: &str) -> Part {
+        let part = self.if_still_ours(name.as_bytes());
+        if self.owns_name(name.as_bytes()) { part } else { self.noticed(part, || NodeNotice::Schedule(name.into())) }
+    }
+
+    /// Adds a notice for the other nodes, if there can be any.
+    pub(crate) fn noticed(&self, part: Part, notice: impl FnOnce() -> NodeNotice) -> Part {
+        match (&self.membership, &self.board) {
+            (Some(membership), _) => membership.notice(part, notice()),
+            (None, Some(board)) => notice::noticed(part, board, Uuid::nil(), notice()),
+            (None, None) => part,
+        }
+    }
+
+    /// True if other nodes own shards at the same time. Then a refused check of a shard means that the operation is
+    /// tried again, and not that this node is at its end.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.membership.is_some()
+    }
+
+    /// The life of this node, if it shares the store.
+    pub(crate) fn life(&self) -> Option<Uuid> {
+        self.membership.as_deref().map(Membership::life)
+    }
+
+    /// The epoch of the shard of a name, as last read. It changes with the owner.
+    pub(crate) fn epoch(&self, name: &[u8]) -> Option<Rev> {
+        self.membership.as_deref().and_then(|membership| membership.epoch(name))
+    }
+
+    /// A live node that can run an execution of this workflow and version.
+    pub(crate) fn able(&self, workflow: &str, version: u32) -> Option<Uuid> {
+        self.membership.as_deref().and_then(|membership| membership.able(workflow, version))
+    }
+
+    /// True if the node of this life has not left, as far as this node knows.
+    pub(crate) fn is_alive(&self, life: Uuid) -> bool {
+        self.membership.as_deref().is_some_and(|membership| membership.is_alive(life))
+    }
+
+    /// The execution runs on another node, which is not its owner; or no longer does.
+    pub(crate) fn lend(&self, id: &ExecutionId, to: Option<Uuid>) {
+        let Some(membership) = &self.membership else { return };
+        match to {
+            Some(life) => membership.lend(id, life),
+            None => membership.returned(id),
+        }
+    }
+
+    /// True if the execution belongs to this node and is lent to another one.
+    pub(crate) fn is_lent(&self, id: &ExecutionId) -> bool {
+        self.membership.as_deref().is_some_and(|membership| membership.is_lent(id))
+    }
+
+    /// The executions that are lent to the node of this life.
+    pub(crate) fn lent_to(&self, life: Uuid) -> Vec<ExecutionId> {
+        self.membership.as_deref().map_or(Vec::new(), |membership| membership.lent_to(life))
+    }
+
+    /// The execution runs here, and belongs to another node; or no longer does.
+    pub(crate) fn host(&self, id: &ExecutionId, is_here: bool) {
+        let Some(membership) = &self.membership else { return };
+        if is_here { membership.host(id) } else { membership.dismiss(id) }
+    }
+
+    /// True if the execution runs here and belongs to another node.
+    pub(crate) fn is_guest(&self, id: &ExecutionId) -> bool {
+        self.membership.as_deref().is_some_and(|membership| membership.is_guest(id))
+    }
+
+    /// The keeper of these alarms looks at every shard that the node takes.
+    fn keeps(&self, alarms: &Arc<Alarms>) {
+        self.alarms.lock().push(Arc::downgrade(alarms));
+    }
+
+    /// Makes the keepers of alarms look at these shards again.
+    pub(crate) fn look_at_alarms(&self, shards: &[u16]) {
+        self.alarms.lock().iter().filter_map(Weak::upgrade).for_each(|alarms| alarms.taken(shards));
+    }
+
+    /// The node has taken shards.
+    fn tell_taken(&self, shards: &[u16]) {
+        self.look_at_alarms(shards);
+        self.gained.send_modify(|gained| *gained += 1);
+    }
+
+    /// When this node took the shard.
+    pub(crate) fn since(&self, shard: u16) -> Option<Timestamp> {
+        self.shards.since(shard)
+    }
+
     /// Another node was found to own the shard of the name.
     pub(crate) fn lose(&self, name: &[u8]) {
+        if let Some(membership) = &self.membership {
+            membership.count_refused();
+        }
         if self.shards.lose(name) {
             self.lost.notify_one();
         }
     }
 
     /// Waits until another node was found to own a shard, then looks which other shards are lost. Returns true if this
-    /// node still owns any.
+    /// node continues.
     pub(crate) async fn has_lost(&self) -> bool {
         self.lost.notified().await;
+        if self.is_shared() {
+            self.at_last("who owns the shards could not be read", NodeError::kind, || self.reread()).await;
+            return true;
+        }
         self.shards.look(&self.store).await.unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot read which shards another node has taken over");
             true

@@ -421,6 +421,8 @@ impl Sessions {
                 }
             };
             match Uuid::from_slice(key.bytes()) {
+                // A session that is watched already keeps the time of which it was seen unchanged.
+                Ok(id) if self.has_begun(id) || self.watched.lock().has(id) => {}
                 Ok(id) => self.watched.lock().see(id, rev, lease, now),
                 Err(_) => tracing::error!(%key, "session key is damaged: skipped"),
             }
@@ -458,11 +460,21 @@ impl Sessions {
     /// Ends sessions that are not renewed, until the node stops.
     pub(crate) async fn sweep(self: Arc<Sessions>) {
         let env = self.node.store.env();
-        self.node.at_last("sessions of other processes could not be read", NodeError::kind, || self.watch_all()).await;
+        let what = "sessions of other processes could not be read";
+        // Other processes begin sessions at any time.
+        let others = |now: Duration| self.node.store.is_shared().then(|| now.saturating_add(LEASE));
+        self.node.at_last(what, NodeError::kind, || self.watch_all()).await;
+        let mut all_again = others(env.monotonic());
         loop {
-            let (now, next) = (env.monotonic(), self.watched.lock().next());
+            let now = env.monotonic();
+            if all_again.is_some_and(|again| again <= now) {
+                self.node.at_last(what, NodeError::kind, || self.watch_all()).await;
+                all_again = others(env.monotonic());
+            }
+            let next = self.watched.lock().next();
             let Some((_, id)) = next.filter(|(due, _)| *due <= now) else {
-                woken_or_after(&self.watches, env, next.map(|(due, _)| due.saturating_sub(now))).await;
+                let until = next.map(|(due, _)| due).into_iter().chain(all_again).min();
+                woken_or_after(&self.watches, env, until.map(|due| due.saturating_sub(now))).await;
                 continue;
             };
             match self.look_at(id).await {

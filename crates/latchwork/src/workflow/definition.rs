@@ -1,6 +1,6 @@
 //! Definitions: a name and an asynchronous function, without its types.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::marker::PhantomData;
 use std::sync::{Arc, OnceLock};
@@ -14,6 +14,7 @@ use crate::store::Timestamp;
 use crate::workflow::admission::policy::{Batch, Debounce, RateLimit, WhenFull};
 use crate::workflow::admission::{Policy, StartNeeds, list};
 use crate::workflow::ctx::update::{PublishedValues, UpdateValidator};
+use crate::workflow::engine::check_name;
 use crate::workflow::stored::record::{Execution, Labels, StoredStatus, Wait, WaitsFor};
 use crate::workflow::{Boxed, Ctx, Failure, Result, WorkflowError};
 
@@ -28,14 +29,20 @@ pub(crate) const DEFAULT_KEEP: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// ```
 pub fn workflow(name: impl Into<String>) -> WorkflowBuilder {
     let (name, validators, policy) = (name.into(), HashMap::new(), Policy::default());
-    WorkflowBuilder { name, timeout: None, keep: DEFAULT_KEEP, validators, policy }
+    let (version, continues) = (FIRST_VERSION, Vec::new());
+    WorkflowBuilder { name, version, continues, timeout: None, keep: DEFAULT_KEEP, validators, policy }
 }
+
+/// The version of a definition that names none.
+pub(crate) const FIRST_VERSION: u32 = 1;
 
 /// A workflow that has no function yet.
 #[derive(Clone)]
 #[must_use = "a workflow needs a function to run"]
 pub struct WorkflowBuilder {
     name: String,
+    version: u32,
+    continues: Vec<u32>,
     timeout: Option<Duration>,
     keep: Duration,
     validators: HashMap<String, UpdateValidator>,
@@ -43,6 +50,32 @@ pub struct WorkflowBuilder {
 }
 
 impl WorkflowBuilder {
+    /// The version of this code; the default is 1. It is stored with every execution that is started under it. Code of
+    /// another version does not run the execution, unless it [continues](WorkflowBuilder::continues) that version: the
+    /// execution is left to the nodes that have the version. An engine can register several versions of a workflow; new
+    /// executions are started under the highest.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Workflow, workflow};
+    /// let order: Workflow<u64, u64> = workflow("order").version(2).run(async |_: Ctx, price: u64| Ok(price));
+    /// ```
+    pub fn version(mut self, version: u32) -> WorkflowBuilder {
+        self.version = version;
+        self
+    }
+
+    /// This code also continues executions that were started under these versions.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Ctx, Workflow, workflow};
+    /// let order = workflow("order").version(3).continues([1, 2]);
+    /// let order: Workflow<u64, u64> = order.run(async |_: Ctx, price: u64| Ok(price));
+    /// ```
+    pub fn continues(mut self, versions: impl IntoIterator<Item = u32>) -> WorkflowBuilder {
+        self.continues.extend(versions);
+        self
+    }
+
     /// How many executions may run at once. Waiting and parked executions count. A start beyond the limit is rejected
     /// with [`WorkflowError::LimitReached`], unless [`WorkflowBuilder::when_full`] says otherwise. The commit that
     /// starts an execution takes the permit. The commit that ends it returns the permit, however the execution ends.
@@ -276,9 +309,22 @@ impl WorkflowBuilder {
                 output
             }))
         };
-        let WorkflowBuilder { name, timeout, keep, validators, policy } = self;
+        let WorkflowBuilder { name, version, continues, timeout, keep, validators, policy } = self;
         let (begin, takes, finalizer, wrong) = (Box::new(begin), json::fits::<I>, OnceLock::new(), OnceLock::new());
-        let definition = Definition { name, timeout, keep, validators, policy, finalizer, wrong, fits, takes, begin };
+        let definition = Definition {
+            name,
+            version,
+            continues,
+            timeout,
+            keep,
+            validators,
+            policy,
+            finalizer,
+            wrong,
+            fits,
+            takes,
+            begin,
+        };
         Workflow { definition: Arc::new(definition), types: PhantomData }
     }
 }
@@ -403,6 +449,8 @@ pub(crate) type RunningExecution = Boxed<'static, Result<String, Failure>>;
 type Begin = dyn Fn(Ctx, &str) -> Result<RunningExecution, Failure> + Send + Sync;
 
 pub(crate) struct Definition {
+    pub(crate) version: u32,
+    continues: Vec<u32>,
     pub(crate) name: String,
     pub(crate) timeout: Option<Duration>,
     pub(crate) keep: Duration,
@@ -420,6 +468,11 @@ pub(crate) struct Definition {
 
 impl Definition {
     /// Rejects rules that make no sense.
+    /// The versions whose executions it runs.
+    fn versions(&self) -> impl Iterator<Item = u32> + '_ {
+        self.continues.iter().copied().filter(|version| *version != self.version).chain([self.version])
+    }
+
     pub(crate) fn check_meaning(&self) -> Result<()> {
         self.policy.check(&self.name)?;
         let wrong = self.wrong.get().map(|reason| (self.name.clone(), reason.to_string()));
@@ -459,7 +512,8 @@ impl Definition {
     /// The first record of an execution that is started now. If it begins later, it waits until then.
     pub(crate) fn first_record(&self, input: String, labels: Labels, now: Timestamp, begins: Timestamp) -> Execution {
         let deadline_us = self.timeout.map(|timeout| begins.max(now).plus(timeout).0);
-        let mut first = Execution { deadline_us, labels, ..Execution::new(&self.name, input, now) };
+        let version = self.version;
+        let mut first = Execution { deadline_us, labels, version, ..Execution::new(&self.name, input, now) };
         if begins > now {
             let wait = Wait { what: WaitsFor::Timer, since: now, until: Some(begins) };
             (first.status, first.waits) = (StoredStatus::Waiting, vec![wait]);
@@ -513,3 +567,57 @@ shown!(Workflow<I, O>, it => name: it.definition.name);
 shown!(WorkflowBuilder, it => name: it.name);
 
 shown!(BatchBuilder, it => name: it.0.name);
+
+/// The definitions that an engine has registered.
+pub(crate) struct Definitions(HashMap<String, Versions>);
+
+/// The definitions of a workflow.
+struct Versions {
+    newest: Arc<Definition>,
+    /// The definition that runs executions of each version.
+    by_version: BTreeMap<u32, Arc<Definition>>,
+}
+
+impl Definitions {
+    pub(crate) fn new(registered: Vec<Arc<Definition>>) -> Result<Definitions> {
+        let mut definitions: HashMap<String, Versions> = HashMap::new();
+        for definition in registered {
+            check_name("the name of a workflow", &definition.name)?;
+            definition.check_meaning()?;
+            let fresh = || Versions { newest: definition.clone(), by_version: BTreeMap::new() };
+            let versions = definitions.entry(definition.name.clone()).or_insert_with(fresh);
+            if versions.newest.version < definition.version {
+                versions.newest = definition.clone();
+            }
+            for version in definition.versions() {
+                if versions.by_version.insert(version, definition.clone()).is_some() {
+                    return Err(WorkflowError::RegisteredTwice { name: definition.name.clone(), version });
+                }
+            }
+        }
+        Ok(Definitions(definitions))
+    }
+
+    pub(crate) fn names(&self) -> impl Iterator<Item = &String> {
+        self.0.keys()
+    }
+
+    pub(crate) fn newest(&self, name: &str) -> Option<&Arc<Definition>> {
+        self.0.get(name).map(|versions| &versions.newest)
+    }
+
+    pub(crate) fn of_version(&self, name: &str, version: u32) -> Option<&Arc<Definition>> {
+        self.0.get(name)?.by_version.get(&version)
+    }
+
+    /// The names, each with the versions whose executions can run here.
+    pub(crate) fn versions(&self) -> BTreeMap<String, Vec<u32>> {
+        let mut versions = BTreeMap::new();
+        let mut names: Vec<&String> = self.0.keys().collect();
+        names.sort_unstable();
+        for name in names {
+            versions.insert(name.clone(), self.0[name].by_version.keys().copied().collect());
+        }
+        versions
+    }
+}

@@ -96,9 +96,15 @@ pub enum WorkflowError {
     /// The workflow is not registered.
     #[error("workflow {name:?} is not registered with this engine; register it before the engine starts")]
     NotRegistered { name: String },
-    /// Two definitions have the same name.
-    #[error("workflow {name:?} was registered twice")]
-    RegisteredTwice { name: String },
+    /// Two definitions of a workflow run executions of the same version.
+    #[error("two registered definitions of workflow {name:?} run executions of version {version}")]
+    RegisteredTwice { name: String, version: u32 },
+    /// Another live node has the name of this one.
+    #[error("another live node has the name {name:?}: give each node a name of its own, or none")]
+    NodeNameTaken { name: String },
+    /// The options of the node cannot be used.
+    #[error("{reason}")]
+    Node { reason: String },
     /// The name or the id is not allowed.
     #[error("{name:?} cannot be {what}: {reason}")]
     Name { what: &'static str, name: String, reason: &'static str },
@@ -182,6 +188,10 @@ impl From<NodeError> for WorkflowError {
             NodeError::Store(error) => error.into(),
             NodeError::Record(record) => record.into(),
             NodeError::Stopped => WorkflowError::Stopped,
+            NodeError::NameTaken { name } => WorkflowError::NodeNameTaken { name },
+            error @ (NodeError::Name { .. } | NodeError::Lease { .. }) => {
+                WorkflowError::Node { reason: error.to_string() }
+            }
         }
     }
 }
@@ -205,6 +215,7 @@ impl WorkflowError {
             | AlreadyStarted { .. }
             | NotParked { .. }
             | NotRetrying { .. }
+            | NodeNameTaken { .. }
             | UpdateRefused { .. }
             | TokenUsed { .. }
             | LimitReached { .. }
@@ -217,6 +228,7 @@ impl WorkflowError {
             OtherWorkflow { .. }
             | NotRegistered { .. }
             | RegisteredTwice { .. }
+            | Node { .. }
             | Name { .. }
             | KeyReused { .. }
             | Input { .. }

@@ -470,6 +470,10 @@ impl Backend for PostgresBackend {
         self.shared.identity
     }
 
+    fn is_shared(&self) -> bool {
+        true
+    }
+
     fn extension(&self) -> Option<&dyn std::any::Any> {
         Some(self)
     }

@@ -17,7 +17,7 @@ use crate::workflow::{ExecutionId, Result};
 fn first_record(engine: &Arc<EngineInner>, id: &ExecutionId, first: &Execution) -> Part {
     let mut first = first.clone();
     let begins_here = first.status == StoredStatus::Running && engine.node.owns(id) && !engine.idle;
-    let definition = engine.definition(&first.workflow).cloned().filter(|_| begins_here);
+    let definition = engine.definition_of(&first).cloned().filter(|_| begins_here);
     let running = definition.map(|definition| (engine.set_running(id, &mut first), definition));
     let (part, _) = turn(engine, engine.at_record(id, None), id, None, &mut first, None);
     match (running, first.status == StoredStatus::Waiting, first.timer_us) {
@@ -195,7 +195,7 @@ impl EngineInner {
         let mut book = None;
         for (workflow, input, id) in starts {
             check_name("the id of an execution", id)?;
-            let (definition, input) = self.accept(workflow, Ok(input.clone()))?;
+            let (definition, input) = self.accept(workflow, None, Ok(input.clone()))?;
             definition.check(&input)?;
             let asked = definition.asked(&input)?.map(StartNeeds::alone);
             let mut first = definition.first_record(definition.alone(input), Labels::default(), now, now);

@@ -169,10 +169,11 @@ impl<I: Serialize, O> StartChild<'_, I, O> {
             None => (born_at(&ctx.run.id, ctx.run.number(), &operation.place), false),
         };
         let again = |operation: &Journaled<'_>, text: &str| Ok((serde_json::from_str(text)?, birth(operation)));
+        let given = &workflow.definition;
         let started = ctx.replay_as(WaitsFor::Store, call, again, |operation| async move {
             let (run, doing) = (&ctx.run, &operation.doing);
             operation.unless_cancelled()?;
-            let Some(definition) = run.engine.definition(name).cloned() else {
+            let Some(definition) = run.engine.accepted(name, Some(given)).cloned() else {
                 return run.park(format!("workflow {name:?} is not registered with this engine")).await;
             };
             if !definition.policy.is_empty() {

@@ -1,6 +1,7 @@
 //! The engine: owns executions, starts them, loads them after a restart, and evicts those that wait.
 
 pub(crate) mod deadlock;
+pub(crate) mod elsewhere;
 pub(crate) mod finally;
 pub(crate) mod handle;
 pub(crate) mod metrics;
@@ -25,13 +26,13 @@ use crate::entity::Entities;
 use crate::lane::Lanes;
 use crate::lock;
 use crate::lock::service::Service;
-use crate::node::Node;
+use crate::node::{Node, NodeEvents, NodeOptions};
 use crate::node::alarm::{self, Alarms};
 use crate::state::States;
 use crate::store::{Item, Key, Rev, Space, SpaceSpec, Store, StoreError, Timestamp};
 use crate::workflow::admission::stored::{ADMISSION, GATES, Gates};
 use crate::workflow::admission::{self, Admissions};
-use crate::workflow::definition::{Definition, Workflow};
+use crate::workflow::definition::{Definition, Definitions, Workflow};
 use crate::workflow::engine::deadlock::Suspect;
 use crate::workflow::engine::metrics::Metrics;
 use crate::workflow::engine::rehearsal::Rehearsal;
@@ -89,6 +90,7 @@ pub struct EngineBuilder {
     most_crashes: u32,
     rehearsal: Rehearsal,
     idle: bool,
+    node: Option<NodeOptions>,
 }
 
 /// Called for every attempt at a step, before its body runs.
@@ -106,7 +108,7 @@ pub(crate) struct EngineInner {
     pub(crate) spaces: EngineSpaces,
     pub(crate) states: States,
     pub(crate) entities: Entities,
-    definitions: HashMap<String, Arc<Definition>>,
+    definitions: Definitions,
     pub(crate) on_step: Option<OnStep>,
     /// How often in a row an execution may crash the process before it is parked.
     pub(crate) most_crashes: u32,
@@ -141,6 +143,9 @@ pub(crate) struct EngineInner {
     pub(crate) scheduling: Scheduling,
     /// True once every running execution has been found.
     pub(crate) found: tokio::sync::watch::Sender<bool>,
+    /// Executions of this node of which callers on other nodes want news, and the channel to the task that tells them.
+    pub(crate) remote: Mutex<BTreeSet<ExecutionId>>,
+    pub(crate) news: mpsc::UnboundedSender<ExecutionId>,
     /// What the layer above serves on this engine, at most one at a time. This layer does not know what it is.
     pub(crate) above: Mutex<Option<Weak<dyn Any + Send + Sync>>>,
 }
@@ -248,7 +253,7 @@ impl EngineSpaces {
 impl EngineBuilder {
     fn new(source: StoreSource) -> EngineBuilder {
         let (definitions, rehearsal) = (Vec::new(), Rehearsal::default());
-        EngineBuilder { source, definitions, on_step: None, most_crashes: 10, rehearsal, idle: false }
+        EngineBuilder { source, definitions, on_step: None, most_crashes: 10, rehearsal, idle: false, node: None }
     }
 
     /// Registers a workflow, so that its executions can run here.
@@ -307,6 +312,22 @@ impl EngineBuilder {
         self
     }
 
+    /// Shares the store with other engines: they divide the executions among them. An engine on PostgreSQL always does;
+    /// this sets the name of its node, or its lease. See [`node`](crate::node).
+    ///
+    /// ```
+    /// # use latchwork::node::NodeOptions;
+    /// # use latchwork::store::Store;
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(store: &Store) -> Result<()> {
+    /// let engine = Engine::on(store).node(NodeOptions::new().name("billing-1")).start().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn node(mut self, options: NodeOptions) -> EngineBuilder {
+        self.node = Some(options);
+        self
+    }
+
     /// Makes the engine load no execution, wake nothing and remove nothing: for operators who change something, such as
     /// a lock, and end. Executions that such a change makes running are recorded as running, and run in the next
     /// engine.
@@ -339,25 +360,22 @@ impl EngineBuilder {
             StoreSource::Directory(directory) => (Store::open(directory).await?, true),
             StoreSource::Store(store) => (store, false),
         };
-        let mut definitions = HashMap::new();
-        for definition in self.definitions {
-            check_name("the name of a workflow", &definition.name)?;
-            definition.check_meaning()?;
-            let name = definition.name.clone();
-            if definitions.insert(name.clone(), definition).is_some() {
-                return Err(WorkflowError::RegisteredTwice { name });
-            }
-        }
-        let metrics = Metrics::new(definitions.keys());
+        let definitions = Definitions::new(self.definitions)?;
+        let metrics = Metrics::new(definitions.names());
         let (spaces, schedules) = (EngineSpaces::declare(&store).await?, ScheduleSpaces::declare(&store).await?);
         let (states, entities) = (States::on(&store).await?, Entities::on(&store).await?);
         // An engine that only operates owns no shards and replaces no other engine.
-        let node = if self.idle { Node::idle(&store) } else { Node::owner(&store).await? };
+        let node = match self.node.or(store.is_shared().then(NodeOptions::new)) {
+            _ if self.idle => Node::idle(&store).await?,
+            Some(options) => Node::member(&store, options, definitions.versions()).await?,
+            None => Node::owner(&store).await?,
+        };
         let locks = Service::on(&node).await?;
         let admissions = Admissions::new(&node);
-        let (timers, removals) = (Alarms::new(&node, &spaces.timers), Alarms::new(&node, &spaces.removals));
+        let (timers, removals) = (Alarms::recovered(&node, &spaces.timers), Alarms::new(&node, &spaces.removals));
         let scheduling = Scheduling::new(&node, schedules);
         let (suspects, suspected) = mpsc::unbounded_channel();
+        let (news, told) = mpsc::unbounded_channel();
         let inner = Arc::new(EngineInner {
             since: store.env().now(),
             node,
@@ -386,13 +404,18 @@ impl EngineBuilder {
             removals,
             scheduling,
             found: tokio::sync::watch::Sender::new(self.idle),
+            remote: Mutex::default(),
+            news,
             above: Mutex::default(),
         });
         let executions: Weak<dyn lock::owners::OwningExecutions> = Arc::<EngineInner>::downgrade(&inner);
         inner.locks.serve(executions);
         inner.admissions.serve(Arc::downgrade(&inner));
+        if inner.idle {
+            inner.locks.overhear();
+        }
         if !inner.rehearsal.is_replay() && !inner.idle {
-            inner.begin(suspected).await?;
+            inner.begin(suspected, told).await?;
         }
         Ok(Engine { _stop: Arc::new(StopEngineOnDrop(inner.clone())), inner })
     }
@@ -400,11 +423,22 @@ impl EngineBuilder {
 
 impl EngineInner {
     /// Starts the engine's own tasks.
-    async fn begin(self: &Arc<EngineInner>, suspected: mpsc::UnboundedReceiver<Suspect>) -> Result<()> {
+    async fn begin(
+        self: &Arc<EngineInner>,
+        suspected: mpsc::UnboundedReceiver<Suspect>,
+        told: mpsc::UnboundedReceiver<ExecutionId>,
+    ) -> Result<()> {
         self.locks.sessions.end_previous().await?;
-        let running = self.store.view().await?;
         let (node, weak) = (&self.node, || Arc::downgrade(self));
-        node.chore(recover::recover(weak(), running));
+        if node.is_shared() {
+            node.chore(elsewhere::tell_news(weak(), told));
+            let events: Weak<dyn NodeEvents> = weak();
+            node.take_part(events).await?;
+            self.found.send_replace(true);
+        } else {
+            let running = self.store.view().await?;
+            node.chore(recover::recover(weak(), node.owned(), Some(running)));
+        }
         node.chore(recover::doubt(weak()));
         node.chore(alarm::keep::<recover::Wake>(weak(), self.since));
         node.chore(alarm::keep::<remove::RemoveDue>(weak(), Timestamp(0)));
@@ -455,6 +489,9 @@ impl Engine {
     /// ```
     pub async fn shutdown(&self) -> lock::Result<()> {
         let ended = self.inner.locks.sessions.end_all().await.map_err(Into::into);
+        // The other nodes need not wait for the lease of this one.
+        let left = self.inner.node.leave().await.map_err(lock::LockError::from);
+        let ended = ended.and(left);
         self.stop();
         if self.inner.owns_store {
             match self.inner.store.close().await {
@@ -592,8 +629,7 @@ impl EngineInner {
             tracing::warn!("another engine has taken over; this one stops");
             return self.stop();
         }
-        tracing::warn!("another engine has taken over shards of this one");
-        let lost = |id: &ExecutionId| !self.node.owns(id);
+        let lost = |id: &ExecutionId| !self.node.owns(id) && !self.node.is_guest(id);
         let residents: Vec<Arc<Run>> = self.residents.lock().values().map(|resident| resident.run.clone()).collect();
         residents.iter().filter(|run| lost(&run.id)).for_each(|run| run.set_stop(Stop::Fenced));
         self.tell_all();
@@ -613,8 +649,14 @@ impl EngineInner {
         self.residents.lock().get(id).map(|resident| resident.run.clone())
     }
 
+    /// The newest registered definition of a workflow: new executions are started under it.
     pub(crate) fn definition(&self, name: &str) -> Option<&Arc<Definition>> {
-        self.definitions.get(name)
+        self.definitions.newest(name)
+    }
+
+    /// The registered definition that continues an execution.
+    pub(crate) fn definition_of(&self, execution: &Execution) -> Option<&Arc<Definition>> {
+        self.definitions.of_version(&execution.workflow, execution.version)
     }
 
     /// The newest record under a key.
@@ -642,6 +684,7 @@ impl EngineInner {
         if status.is_some() {
             self.set_aside.lock().remove(id);
         }
+        self.tell_elsewhere(id);
         let mut listening = self.listening.lock();
         let its = listening.range((id.clone(), News::End)..).take_while(|((listened, _), _)| listened == id);
         for (_, listener) in its {
@@ -661,6 +704,7 @@ impl EngineInner {
 
     /// Notifies the callers that wait for this news of an execution.
     pub(crate) fn tell(&self, id: &ExecutionId, news: News) {
+        self.tell_elsewhere(id);
         self.listening.lock().get(&(id.clone(), news)).iter().for_each(|listener| listener.told.notify_waiters());
     }
 
@@ -679,6 +723,7 @@ impl EngineInner {
         let key = (id.clone(), news);
         let listener = self.listening.lock().entry(key.clone()).or_default().clone();
         let listening = Listening { engine: self, key, listener };
+        let mut asked = None;
         loop {
             let mut told = std::pin::pin!(listening.listener.told.notified());
             told.as_mut().enable();
@@ -687,6 +732,10 @@ impl EngineInner {
             }
             if self.is_stopped() {
                 return Err(WorkflowError::Stopped);
+            }
+            // The owner may have told of the news before it knew of this caller, so the caller looks once more.
+            if self.listen_elsewhere(id, &mut asked).await? {
+                continue;
             }
             self.rehearsal.watch(id, told).await;
         }

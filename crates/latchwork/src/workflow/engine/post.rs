@@ -153,7 +153,7 @@ impl EngineInner {
         let (before, rev) = self.known(id).await?;
         let part = match before.status {
             StoredStatus::Waiting => self.woken(self.at_record(id, Some(rev)), id, &before, None).0,
-            _ => self.node.for_any(id.as_bytes()),
+            _ => self.node.for_execution(id),
         };
         let (engine, id) = (self.clone(), id.clone());
         Ok(part.then(move |_| {
@@ -186,7 +186,8 @@ impl EngineInner {
             Outcome::Refused(refusal) => {
                 let is_fenced = placed.has_failed(&refusal, SHARD);
                 rest.refuse(&placed, &refusal);
-                if is_fenced { Err(WorkflowError::Stopped) } else { Ok(None) }
+                // On a shared store, the operation is tried again as that of a node that does not own the shard.
+                if is_fenced && !self.node.is_shared() { Err(WorkflowError::Stopped) } else { Ok(None) }
             }
         }
     }
@@ -345,7 +346,7 @@ impl LanePlan for EngineInner {
         jobs: &mut VecDeque<Delivery>,
     ) {
         *from_store = true;
-        let is_fenced = batch.placed.has_failed(&refusal, SHARD);
+        let is_fenced = batch.placed.has_failed(&refusal, SHARD) && !self.node.is_shared();
         batch.rest.refuse(&batch.placed, &refusal);
         for (job, asked) in batch.jobs.into_iter().rev() {
             match asked {

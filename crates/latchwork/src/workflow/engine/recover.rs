@@ -45,11 +45,15 @@ struct Ready {
     definition: Arc<Definition>,
 }
 
-/// Continues everything that was running or due in the view. Executions that an earlier engine loaded and that made no
+/// Continues everything that was running or due in these shards, in the view if there is one. Executions that an earlier engine loaded and that made no
 /// progress are suspects: one of them may have crashed the process. They are loaded a few at a time, fewer each time,
 /// and in the end alone, so that the others are not counted together with the cause of the crash.
-pub(crate) async fn recover(engine: Weak<EngineInner>, before: View) {
-    let Some(shards) = engine.upgrade().map(|inner| inner.node.owned()) else { return };
+pub(crate) async fn recover(engine: Weak<EngineInner>, shards: Vec<u16>, before: Option<View>) {
+    let before = match before {
+        Some(before) => Some(before),
+        None => view_at_last(&engine).await,
+    };
+    let Some(before) = before else { return };
     let mut suspects = Vec::new();
     for overdue in [false, true] {
         let mut fresh = Vec::new();
@@ -88,6 +92,24 @@ pub(crate) async fn recover(engine: Weak<EngineInner>, before: View) {
             Poll::Ready(_) => Poll::Ready(()),
         })
         .await;
+    }
+}
+
+/// A view of the store; retries as long as the store is unavailable.
+async fn view_at_last(engine: &Weak<EngineInner>) -> Option<View> {
+    loop {
+        let inner = engine.upgrade().filter(|inner| !inner.is_stopped())?;
+        match inner.store.view().await {
+            Ok(view) => return Some(view),
+            Err(error) if error.is_passing() => {}
+            Err(error) => {
+                tracing::error!(%error, "the running executions could not be read");
+                return None;
+            }
+        }
+        let pause = inner.store.env().sleep(PAUSE);
+        drop(inner);
+        pause.await;
     }
 }
 
@@ -138,6 +160,11 @@ pub(crate) async fn doubt(engine: Weak<EngineInner>) {
             }
         }
     }
+}
+
+/// The execution of a key in the list of running executions.
+pub(crate) fn read_running(key: &Key) -> Option<ExecutionId> {
+    LeftExecution::id(key, false)
 }
 
 impl LeftExecution {
@@ -268,7 +295,10 @@ impl EngineInner {
     fn left(&self, shard: u16, overdue: bool) -> (Space, Range) {
         let (timers, running) = (&self.spaces.timers, &self.spaces.lists.running);
         match overdue {
-            true => (timers.clone(), timers.range(shard_key(shard).to_vec()..due_key(shard, self.since))),
+            true => {
+                let since = self.node.since(shard).unwrap_or(self.since);
+                (timers.clone(), timers.range(shard_key(shard).to_vec()..due_key(shard, since)))
+            }
             false => (running.clone(), running.prefix(shard_key(shard))),
         }
     }
@@ -305,7 +335,7 @@ impl EngineInner {
     ) -> Result<()> {
         // Executions that cannot run here are neither loaded nor counted.
         let mut ready = Vec::with_capacity(left.len());
-        for left in left {
+        for left in left.iter().filter(|left| !self.is_resident(&left.id)) {
             if let Some(found) = self.ready(&left.id).await? {
                 ready.push((left, found));
             }
@@ -381,7 +411,8 @@ impl EngineInner {
 
     /// Loads an execution, if it is not in memory and has to run.
     pub(crate) async fn load(self: &Arc<EngineInner>, id: &ExecutionId) -> Result<()> {
-        if self.is_stopped() || self.idle || !self.node.owns(id) || self.is_missed(id) {
+        let is_ours = self.node.owns(id) || self.node.is_guest(id);
+        if self.is_stopped() || self.idle || !is_ours || self.is_missed(id) {
             return Ok(());
         }
         if let Some(found) = self.ready(id).await? {
@@ -391,7 +422,7 @@ impl EngineInner {
     }
 
     /// True if an execution is in memory. If so, it is looked at again when it leaves memory.
-    fn is_missed(&self, id: &ExecutionId) -> bool {
+    pub(super) fn is_missed(&self, id: &ExecutionId) -> bool {
         let mut residents = self.residents.lock();
         residents.get_mut(id).map(|resident| resident.missed = true).is_some()
     }
@@ -409,7 +440,12 @@ impl EngineInner {
             }
             found => found?,
         };
-        let Some((mut execution, rev)) = found else { return Ok(None) };
+        let Some((mut execution, mut rev)) = found else { return Ok(None) };
+        let is_guest = self.node.is_guest(id);
+        if is_guest && execution.runner != self.node.life() {
+            self.node.host(id, false);
+            return Ok(None);
+        }
         if execution.status.is_terminal() || matches!(execution.status, StoredStatus::Parked(_)) {
             self.unbegun.forget(id);
             return Ok(None);
@@ -417,6 +453,16 @@ impl EngineInner {
         if execution.superseded == Some(Supersede::Terminate) {
             self.end_superseded(id);
             return Ok(None);
+        }
+        if self.runs_elsewhere(id, &execution) {
+            return Ok(None);
+        }
+        if execution.runner.is_some() && !is_guest {
+            let Some(moved) = self.take_back(id, &mut execution, rev).await? else {
+                self.spawn_load(id);
+                return Ok(None);
+            };
+            rev = moved;
         }
         let now = self.store.env().now().0;
         if execution.is_queued() {
@@ -434,13 +480,25 @@ impl EngineInner {
         if execution.is_batch() {
             execution.input = self.gathered(id).await?;
         }
-        let Some(definition) = self.definition(&execution.workflow).cloned() else {
-            let reason = format!("workflow {:?} is not registered", execution.workflow);
-            self.set_aside.lock().insert(id.clone(), reason);
-            self.tell(id, News::End);
+        let Some(definition) = self.definition_of(&execution).cloned() else {
+            if !self.lend(id, &execution, rev).await? {
+                self.cannot_run(id, &execution);
+            }
             return Ok(None);
         };
         Ok(Some(Ready { execution, rev, definition }))
+    }
+
+    /// Sets an execution aside that no live node can run.
+    fn cannot_run(&self, id: &ExecutionId, execution: &Execution) {
+        let Execution { workflow, version, .. } = execution;
+        let reason = match self.definition(workflow) {
+            None if self.node.is_shared() => format!("workflow {workflow:?} is registered on no live node"),
+            None => format!("workflow {workflow:?} is not registered"),
+            Some(_) => format!("no registered definition of workflow {workflow:?} continues version {version}"),
+        };
+        self.set_aside.lock().insert(id.clone(), reason);
+        self.tell(id, News::End);
     }
 
     /// Runs an execution, or parks it if it was loaded too often without making progress.

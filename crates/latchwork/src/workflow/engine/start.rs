@@ -33,6 +33,8 @@ pub struct Start<O> {
 
 /// The options of a start, without types.
 struct UntypedStart {
+    /// The definition, if the caller has given it.
+    definition: Option<Arc<Definition>>,
     engine: Engine,
     workflow: String,
     /// As JSON text.
@@ -66,7 +68,9 @@ impl Engine {
     /// # Ok(()) }
     /// ```
     pub fn start<I: Serialize, O>(&self, workflow: &Workflow<I, O>, input: I) -> Start<O> {
-        self.start_as(workflow.name(), &input)
+        let mut start = self.start_as(workflow.name(), &input);
+        start.start.definition = Some(workflow.definition.clone());
+        start
     }
 
     /// Starts an execution of the workflow of this name. The input, as JSON, must fit the workflow's input type. An
@@ -103,6 +107,7 @@ impl Engine {
             signal: None,
             labels: Labels::default(),
             supersede: None,
+            definition: None,
         };
         Start { start, output: PhantomData }
     }
@@ -297,10 +302,32 @@ impl<O: 'static> IntoFuture for Start<O> {
     }
 }
 
+/// How many ids are tried to find one in a shard of this node.
+const MOST_IDS: usize = 64;
+
 impl EngineInner {
     /// Returns the definition of this name, and the input if it can be stored.
-    pub(crate) fn accept(&self, name: &str, input: Result<String, JsonError>) -> Result<(Arc<Definition>, String)> {
-        let definition = self.definition(name).ok_or_else(|| WorkflowError::NotRegistered { name: name.into() })?;
+    /// A new id, of an execution that this node owns if it owns any.
+    fn new_id(&self) -> ExecutionId {
+        let new = || ExecutionId::from(self.store.env().uuid().to_string());
+        let mut id = new();
+        for _ in 0..MOST_IDS {
+            if self.node.owns(&id) {
+                break;
+            }
+            id = new();
+        }
+        id
+    }
+
+    pub(crate) fn accept(
+        &self,
+        name: &str,
+        given: Option<&Arc<Definition>>,
+        input: Result<String, JsonError>,
+    ) -> Result<(Arc<Definition>, String)> {
+        let definition = self.accepted(name, given);
+        let definition = definition.ok_or_else(|| WorkflowError::NotRegistered { name: name.into() })?;
         let input = input.map_err(|cause| WorkflowError::Input { workflow: name.into(), cause })?;
         match (input.len(), largest(self)) {
             (length, limit) if length > limit => {
@@ -327,10 +354,19 @@ fn with_signal(
     part.put(&kept.count(), Vec::new()).put(&kept.message(env.uuid()), message.encode())
 }
 
+impl EngineInner {
+    /// The definition that a start uses: the registered one. If nodes share the store, another node may run the
+    /// workflow; then the given one says what a start needs. Limits are decided where the workflow is registered.
+    pub(crate) fn accepted<'a>(&'a self, name: &str, given: Option<&'a Arc<Definition>>) -> Option<&'a Arc<Definition>> {
+        let given = given.filter(|given| self.node.is_shared() && given.policy.is_empty());
+        self.definition(name).or(given)
+    }
+}
+
 impl UntypedStart {
     async fn execute(self) -> Result<Started> {
         let (inner, name) = (self.engine.inner.clone(), self.workflow);
-        let (definition, input) = inner.accept(&name, self.input)?;
+        let (definition, input) = inner.accept(&name, self.definition.as_ref(), self.input)?;
         self.labels.check().map_err(|failure| WorkflowError::Labels { reason: failure.message().into() })?;
         if inner.is_stopped() || inner.idle {
             return Err(WorkflowError::Stopped);
@@ -366,7 +402,7 @@ impl UntypedStart {
         let first = definition.first_record(input, self.labels, now, begins);
         let execution = Execution { key: self.key, ..first };
         let is_given = self.id.is_some();
-        let id = self.id.unwrap_or_else(|| inner.store.env().uuid().to_string().into());
+        let id = self.id.unwrap_or_else(|| inner.new_id());
         check_name("the id of an execution", &id)?;
         let (join, restart, supersede) = (self.join, self.restart || self.supersede.is_some(), self.supersede);
         let starting = CheckedStart { inner, id, execution, definition, signal, join, restart, supersede };
@@ -479,7 +515,8 @@ impl CheckedStart {
             None => true,
         };
         let execution = self.execution.clone();
-        if self.signal.is_none() && execution.status == StoredStatus::Running && runs {
+        let is_here = inner.node.owns(id) && inner.definition_of(&execution).is_some();
+        if self.signal.is_none() && execution.status == StoredStatus::Running && runs && is_here {
             let (started, answer) = oneshot::channel();
             let run = Run::new(inner.clone(), self.definition.clone(), id.clone(), execution, None);
             if !inner.spawn(Arc::new(run.starting(started).asking(asked.clone()))) {
@@ -488,6 +525,8 @@ impl CheckedStart {
             return match answer.await {
                 Ok(Ok(())) => Ok(Some(id.clone().into())),
                 Ok(Err(WorkflowError::AlreadyStarted { .. })) | Err(_) => Ok(None),
+                // The shard was lost; the execution is stored for its owner.
+                Ok(Err(WorkflowError::Stopped)) if inner.node.is_shared() && !inner.is_stopped() => Ok(None),
                 Ok(Err(error)) => Err(error),
             };
         }
@@ -508,7 +547,7 @@ impl CheckedStart {
                 let started =
                     admissions.start(&self.definition, asked.clone(), id, execution, Box::new(stored)).await?;
                 // The commit was refused: the id is taken, or this engine no longer owns its shard.
-                let is_lost = started.is_none() && !inner.node.owns(id);
+                let is_lost = started.is_none() && !inner.node.owns(id) && !inner.node.is_shared();
                 if is_lost { Err(WorkflowError::Stopped) } else { Ok(started) }
             }
             None => Ok(inner.perform(stored.part(&execution)).await?.then(|| id.clone().into())),

@@ -141,7 +141,7 @@ impl Fork {
             None if source.execution.is_batch() => Ok(engine.gathered(&source_id).await?),
             None => Ok(source.execution.input.clone()),
         };
-        let (definition, input) = engine.accept(&name, input)?;
+        let (definition, input) = engine.accept(&name, None, input)?;
         definition.check_whole(&input)?;
         let id = id.unwrap_or_else(|| engine.store.env().uuid().to_string().into());
         if view.get(&engine.record_of(&id)).await?.is_some() {

@@ -193,12 +193,7 @@ impl Run {
         if state.residency.loads() == 0 || !boarded.progress {
             return part;
         }
-        let stored = state.known.stored();
-        let counted = match stored.timer_us {
-            Some(timer) => self.engine.spaces.timers.key(alarm_key(Timestamp(timer), &self.id)),
-            None => self.engine.spaces.lists.status(&self.id, stored),
-        };
-        part.put(&counted, Vec::new())
+        part.put(&self.engine.counted_at(&self.id, state.known.stored()), Vec::new())
     }
 
     /// Adds the execution's record, if it changes.
@@ -370,9 +365,17 @@ impl EngineInner {
         self.spaces.executions.key(id.as_bytes())
     }
 
+    /// The key whose value counts how often an execution was loaded without making progress.
+    pub(crate) fn counted_at(&self, id: &ExecutionId, stored: &Execution) -> Key {
+        match stored.timer_us {
+            Some(timer) => self.spaces.timers.key(alarm_key(Timestamp(timer), id)),
+            None => self.spaces.lists.status(id, stored),
+        }
+    }
+
     /// A part for any node, with the check that the record is at this rev; without a rev, that there is no record.
     pub(crate) fn at_record(&self, id: &ExecutionId, rev: Option<Rev>) -> Part {
-        let (part, key) = (self.node.for_any(id.as_bytes()), self.record_of(id));
+        let (part, key) = (self.node.for_execution(id), self.record_of(id));
         match rev {
             Some(rev) => part.at_rev(RECORD, &key, rev),
             None => part.absent(RECORD, &key),
@@ -417,6 +420,9 @@ pub(crate) fn turn(
     if let Some(gathers) = before.and_then(Execution::gathers).filter(|_| after.gathers().is_none()) {
         let partition = Partition::new(&after.workflow, gathers.key.as_deref());
         part = part.delete(&spaces.gates().gathering(&partition, gathers.batch.is_some()));
+    }
+    if after.status != StoredStatus::Running {
+        after.runner = None;
     }
     let now = engine.store.env().now();
     let removal = match after.status.is_terminal() {

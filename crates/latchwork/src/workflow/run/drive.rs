@@ -84,7 +84,10 @@ async fn drive(run: Arc<Run>) {
     let stop = run.stop();
     tracing::debug!(?stop, "left memory");
     match stop {
-        Some(Stop::Suspended(timer)) => timer.into_iter().for_each(|timer| inner.timers.set(&run.id, timer)),
+        Some(Stop::Suspended(timer)) => {
+            inner.node.host(&run.id, false);
+            timer.into_iter().for_each(|timer| inner.timers.set(&run.id, timer));
+        }
         Some(Stop::Failed(error)) if error.is_passing() => {
             tracing::warn!(%error, "the execution could not be committed and is loaded again");
             return load_again(&run, true).await;
@@ -92,10 +95,12 @@ async fn drive(run: Arc<Run>) {
         Some(Stop::Changed) => return load_again(&run, true).await,
         // The owner continues it; this engine cannot.
         Some(Stop::Fenced) => {
+            inner.node.host(&run.id, false);
             inner.node.lose(run.id.as_bytes());
             inner.ended(&run.id, None);
         }
         stop => {
+            inner.node.host(&run.id, false);
             inner.forced.lock().remove(&run.id);
             match stop {
                 Some(Stop::SetAside(reason)) => inner.put_aside(&run.id, reason),

@@ -60,7 +60,7 @@ impl Residency {
     }
 
     /// How often it was loaded without making progress, this time included; 0 once it has made some.
-    pub(super) fn loads(&self) -> u32 {
+    pub(crate) fn loads(&self) -> u32 {
         self.loads
     }
 

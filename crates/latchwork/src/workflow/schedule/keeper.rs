@@ -99,7 +99,7 @@ impl EngineInner {
     /// The part for the commit that ends an execution: it reports the end to the schedule.
     pub(crate) fn ending_scheduled(self: &Arc<EngineInner>, schedule: &str, id: &ExecutionId) -> Part {
         let (spaces, now) = (&self.scheduling.spaces, self.store.env().now());
-        let part = self.node.for_any(schedule.as_bytes()).delete(&spaces.running(schedule, id));
+        let part = self.node.for_schedule(schedule).delete(&spaces.running(schedule, id));
         let (alarms, name) = (self.scheduling.alarms.clone(), ExecutionId::from(schedule));
         let part = part.put(&spaces.notice(schedule, now, id), Vec::new());
         part.then(move |_| alarms.set(&name, now))
@@ -144,7 +144,7 @@ impl EngineInner {
             return true;
         }
         let part_of = |(name, notices): &(String, Vec<Key>), part| {
-            notices.iter().fold(part, Part::delete).and(self.node.for_any(name.as_bytes()))
+            notices.iter().fold(part, Part::delete).and(self.node.for_schedule(name))
         };
         let all = left.iter().fold(Part::default(), |part, left| part_of(left, part));
         match self.send(all).await {
@@ -332,7 +332,7 @@ impl EngineInner {
     /// Changes a schedule's record and its alarm, as a part of a commit.
     pub(crate) fn changing(&self, name: &str, before: Option<(&ScheduleRecord, Rev)>, after: &ScheduleRecord) -> Part {
         let (spaces, key) = (&self.scheduling.spaces, self.scheduling.spaces.schedule(name));
-        let mut part = self.node.for_any(name.as_bytes());
+        let mut part = self.node.for_schedule(name);
         part = match before {
             Some((_, rev)) => part.at_rev(SCHEDULE, &key, rev),
             None => part.absent(SCHEDULE, &key),

@@ -264,7 +264,7 @@ impl Schedules {
             };
             let runs = view.scan(&spaces.all_runs(name), Order::Ascending, usize::MAX).await?;
             let key = spaces.schedule(name);
-            let mut part = self.engine.node.for_any(name.as_bytes()).at_rev(SCHEDULE, &key, rev).delete(&key);
+            let mut part = self.engine.node.for_schedule(name).at_rev(SCHEDULE, &key, rev).delete(&key);
             if let Some(due) = before.due_us {
                 part = part.delete(&spaces.alarm(name, Timestamp(due)));
             }
@@ -357,7 +357,7 @@ impl Schedules {
             crate::workflow::engine::check_name("the name of a workflow", &workflow)?;
             input.map_err(|cause| WorkflowError::Input { workflow: workflow.clone(), cause })?
         } else {
-            let (definition, input) = self.engine.accept(&workflow, input)?;
+            let (definition, input) = self.engine.accept(&workflow, None, input)?;
             definition.check(&input)?;
             input
         };

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::record::{self, Record, Unreadable, stored};
-use crate::store::{Bytes, Item, Key, Order, Range, Space, StoreError, Timestamp, View};
+use crate::store::{Bytes, Item, Key, Order, Range, Space, StoreError, Timestamp, Uuid, View};
+use crate::workflow::definition::FIRST_VERSION;
 use crate::workflow::journal::place::Place;
 use crate::workflow::{ExecutionId, Failure, WorkflowError};
 
@@ -60,6 +61,10 @@ pub(crate) struct Execution {
     pub(crate) superseded: Option<Supersede>,
     /// True if it has opened reviews.
     pub(crate) has_reviews: bool,
+    /// The version of the definition that it was started under.
+    pub(crate) version: u32,
+    /// The node that runs it, if its owner has lent it to a node that can.
+    pub(crate) runner: Option<Uuid>,
 }
 
 /// What happens to an execution when another start of its id takes its place.
@@ -253,7 +258,8 @@ impl StoredStatus {
 impl Execution {
     /// The record of a new execution.
     pub(crate) fn new(workflow: impl Into<String>, input: String, started: Timestamp) -> Execution {
-        Execution { workflow: workflow.into(), input, started_us: started.0, ..Execution::default() }
+        let version = FIRST_VERSION;
+        Execution { workflow: workflow.into(), input, started_us: started.0, version, ..Execution::default() }
     }
 }
 
@@ -509,7 +515,7 @@ pub(crate) struct Keyed {
 #[derive(Serialize, Deserialize)]
 struct JournalRecord(Entry, Option<Intent>);
 
-stored!(Execution => [b"\0\0\0\0", b""], Removal, Keyed => [b"\0"], JournalRecord => [b"", b""]);
+stored!(Execution => [b"\0\0\0\0", b"", b"\x01\0"], Removal, Keyed => [b"\0"], JournalRecord => [b"", b""]);
 
 /// The record under a key, in a view. A record that cannot be read is an error that names its place.
 pub(crate) async fn fetch<R: Record>(

@@ -1,0 +1,49 @@
+//! Several nodes on one store. Here they are engines in one process, on a store in memory; `processes.rs` has real
+//! processes on PostgreSQL.
+
+mod calls;
+mod membership;
+mod versions;
+mod wrong;
+
+use std::time::Duration;
+
+use latchwork::node::{NodeInfo, NodeOptions, Nodes};
+use latchwork::store::Store;
+use latchwork::workflow::{Ctx, Engine, EngineBuilder, Workflow, workflow};
+
+/// A short lease, so that deaths are noticed soon. A busy machine may take a live node for dead; it joins again.
+const LEASE: Duration = Duration::from_millis(600);
+
+async fn in_time<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(60), future).await.expect("it hangs")
+}
+
+fn named(store: &Store, name: &str) -> EngineBuilder {
+    Engine::on(store).node(NodeOptions::new().name(name).lease(LEASE))
+}
+
+/// Waits for a signal under a lock, then runs a step.
+fn waits() -> Workflow<u64, u64> {
+    workflow("waits").run(async |ctx: Ctx, base: u64| {
+        let number = ctx.receive::<u64>("go").await?;
+        ctx.run("step", async || Ok(base + number)).await
+    })
+}
+
+/// Waits until the nodes are as asked.
+async fn until(store: &Store, what: &str, holds: impl Fn(&[NodeInfo]) -> bool) -> Vec<NodeInfo> {
+    let nodes = Nodes::on(store);
+    for _ in 0..3000 {
+        let listed = nodes.list().await.unwrap();
+        if holds(&listed) {
+            return listed;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{what}: {:?}", nodes.list().await.unwrap());
+}
+
+fn shares(nodes: &[NodeInfo]) -> Vec<usize> {
+    nodes.iter().map(|node| node.shards.len()).collect()
+}
