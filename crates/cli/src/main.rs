@@ -4,6 +4,7 @@
 mod claim;
 mod dev;
 mod lock;
+mod node;
 mod output;
 mod paging;
 mod review;
@@ -57,6 +58,12 @@ enum Command {
         #[command(subcommand)]
         command: lock::Lock,
     },
+    /// Looks at the nodes that share a database, or drains one. Runs nothing.
+    #[command(after_help = EXIT_CODES)]
+    Node {
+        #[command(subcommand)]
+        command: node::Node,
+    },
     /// Looks at the reviews in a data directory that no process has open, or decides one. Runs nothing.
     #[command(after_help = EXIT_CODES)]
     Review {
@@ -105,6 +112,7 @@ async fn run(latch: Latch) -> Result<()> {
         Command::Dev(dev) => dev::run(dev, &store, &mut Output::new(output, &mut out)).await,
         Command::Claim { command } => claim::run(command, &store, &mut Output::new(output, &mut out)).await,
         Command::Lock { command } => lock::run(command, &store, &mut Output::new(output, &mut out)).await,
+        Command::Node { command } => node::run(command, &store, &mut Output::new(output, &mut out)).await,
         Command::Review { command } => review::run(command, &store, &mut Output::new(output, &mut out)).await,
         Command::Schedule { command } => schedule::run(command, &store, &mut Output::new(output, &mut out)).await,
         Command::Workflow { command } => workflow::run(command, &store, &mut Output::new(output, &mut out)).await,

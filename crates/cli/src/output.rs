@@ -8,6 +8,7 @@ use anyhow::Result;
 use clap::ValueEnum;
 use latchwork::claim::ClaimError;
 use latchwork::lock::LockError;
+use latchwork::node::NodesError;
 use latchwork::store::{ErrorKind, StoreError};
 use latchwork::workflow::WorkflowError;
 use serde::Serialize;
@@ -277,6 +278,12 @@ fn library(error: &anyhow::Error) -> Option<std::result::Result<&StoreError, Err
     if let Some(error) = error.downcast_ref::<ClaimError>() {
         return Some(match error {
             ClaimError::Store(error) => Ok(error),
+            error => Err(error.kind()),
+        });
+    }
+    if let Some(error) = error.downcast_ref::<NodesError>() {
+        return Some(match error {
+            NodesError::Store(error) => Ok(error),
             error => Err(error.kind()),
         });
     }

@@ -689,7 +689,7 @@ impl Node {
             board.members.remove(&life);
             let mut moving = ShardMoves::new(&self.shards, &board);
             let deleted = |commit: Commit, (key, _): &(Key, _)| commit.delete(key);
-            moving.commit = notices.iter().skip(1).fold(std::mem::take(&mut moving.commit), deleted);
+            moving.commit = notices.iter().fold(std::mem::take(&mut moving.commit), deleted);
             moving.commit = std::mem::take(&mut moving.commit).check(Check::AtRev(key.clone(), item.rev)).delete(&key);
             let planned = plan(&board.candidates(), &board.owners());
             for (shard, found) in (0..).zip(&board.shards) {
@@ -702,8 +702,9 @@ impl Node {
             if !log.is_empty() {
                 commit = commit.put(&membership.spaces.log(), StoredMoves(log).encode());
             }
-            let commit = membership.notice(Part::default(), NodeNotice::Shards).place(commit).0;
-            if self.store.commit(commit).await?.is_applied() {
+            // Not among its own notices: they are deleted.
+            let told = noticed(Part::default(), &membership.spaces.board, Uuid::nil(), NodeNotice::Shards);
+            if self.store.commit(told.place(commit).0).await?.is_applied() {
                 return Ok(());
             }
         }

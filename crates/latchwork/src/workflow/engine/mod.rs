@@ -59,7 +59,7 @@ struct StopEngineOnDrop(Arc<EngineInner>);
 
 impl Drop for StopEngineOnDrop {
     fn drop(&mut self) {
-        self.0.stop();
+        self.0.stop_and_leave();
     }
 }
 
@@ -492,7 +492,7 @@ impl Engine {
         // The other nodes need not wait for the lease of this one.
         let left = self.inner.node.leave().await.map_err(lock::LockError::from);
         let ended = ended.and(left);
-        self.stop();
+        self.inner.stop();
         if self.inner.owns_store {
             match self.inner.store.close().await {
                 Ok(()) | Err(StoreError::Closed) => {}
@@ -586,7 +586,7 @@ impl Engine {
     /// # Ok(()) }
     /// ```
     pub fn stop(&self) {
-        self.inner.stop();
+        self.inner.stop_and_leave();
     }
 
     /// How many executions are in memory.
@@ -608,6 +608,20 @@ impl Engine {
 shown!(Engine, _it => );
 
 impl EngineInner {
+    /// Stops the engine. If it shares the store, its work is given to the other nodes by a task that ends later. If the
+    /// process ends first, they take over when the lease is over.
+    fn stop_and_leave(&self) {
+        if self.node.is_shared() && !self.is_stopped() {
+            let node = self.node.clone();
+            self.node.runtime.spawn(async move {
+                if let Err(error) = node.leave().await {
+                    tracing::debug!(%error, "the node could not give its work to the others; its lease ends later");
+                }
+            });
+        }
+        self.stop();
+    }
+
     pub(crate) fn stop(&self) {
         self.node.stop();
         self.found.send_replace(true);

@@ -1,7 +1,5 @@
 //! Everything can be called on every node, for every execution.
 
-use std::future::IntoFuture;
-
 use super::*;
 use latchwork::workflow::{Schedule, WorkflowError};
 

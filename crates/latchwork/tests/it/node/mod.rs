@@ -3,9 +3,12 @@
 
 mod calls;
 mod membership;
+mod processes;
+mod simulation;
 mod versions;
 mod wrong;
 
+use std::future::IntoFuture;
 use std::time::Duration;
 
 use latchwork::node::{NodeInfo, NodeOptions, Nodes};
