@@ -26,6 +26,7 @@ mod reference;
 mod refusals;
 mod remote;
 mod server;
+mod session;
 mod sharing;
 mod threads;
 mod tls;
