@@ -235,14 +235,14 @@ impl SqlTransaction {
     /// not leave the outcome open: it is looked up, until it is known or the store is closed. Dropping the future does
     /// not roll back.
     pub async fn commit(self, commit: Commit) -> Result<SqlEnded> {
-        if let Err(error) = self.postgres.store.accepts(&commit).await {
-            self.roll_back().await;
-            return Err(error);
-        }
         tokio::spawn(self.end(commit)).await.unwrap_or(Err(StoreError::Closed))
     }
 
     async fn end(mut self, commit: Commit) -> Result<SqlEnded> {
+        if let Err(error) = self.postgres.store.accepts(&commit).await {
+            self.roll_back().await;
+            return Err(error);
+        }
         let Some(slot) = self.open.slot.write().await.take() else { return Ok(SqlEnded::RolledBack(SqlError::Ended)) };
         let shared = self.postgres.shared.clone();
         let ended = shared.end_own(slot, &self.open.name, commit).await;

@@ -163,14 +163,13 @@ impl Shared {
     }
 
     pub(super) async fn learn_all_floors(&self) -> Result<()> {
-        let floors = self.reader().await?.query(&self.sql.floors, &[]).await;
-        self.learn_floors(&floors.map_err(|error| failed("read from", &error))?);
+        self.learn_floors(&self.ask(&self.sql.floors, &[]).await?);
         Ok(())
     }
 
     pub(super) async fn refresh_floor(&self, space: SpaceId) -> Result<()> {
-        let (number, link) = (i64::from(space.0), self.reader().await?);
-        let rows = link.query(&self.sql.floor, &[&number]).await.map_err(|error| failed("read from", &error))?;
+        let number = i64::from(space.0);
+        let rows = self.ask(&self.sql.floor, &[&number]).await?;
         rows.first().into_iter().for_each(|row| self.learn_floor(space, Generation(row.get::<_, i64>(0) as u64)));
         Ok(())
     }

@@ -15,6 +15,7 @@ mod folding;
 mod histories;
 mod kill;
 mod ledger;
+mod lost;
 mod model;
 mod net;
 mod own;
