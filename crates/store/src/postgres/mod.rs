@@ -73,6 +73,9 @@ struct Shared {
     /// With the generation of the declaration that they are from.
     rules: Mutex<BTreeMap<SpaceId, (Rules, Generation)>>,
     pins: Arc<Mutex<Pins>>,
+    /// How many commits were forgotten since the tables were vacuumed last.
+    forgotten: AtomicU64,
+    is_vacuuming: AtomicBool,
     /// For transactions of the user's own.
     slots: Slots,
     /// Notified when there may be rows in the outbox.
@@ -109,6 +112,8 @@ impl Shared {
             closed: AtomicBool::new(false),
             rules: Mutex::new(Rules::own().map(|(space, rules)| (space, (rules, Generation(0)))).into()),
             pins: Arc::default(),
+            forgotten: AtomicU64::new(0),
+            is_vacuuming: AtomicBool::new(false),
             slots: Slots::new(options.transactions),
             outbox: Notify::new(),
             counters: Counters::default(),
@@ -426,7 +431,9 @@ impl Backend for PostgresBackend {
             if self.shared.is_closed() {
                 return Err(StoreError::Closed);
             }
-            self.shared.maintain().await
+            let is_more = self.shared.maintain().await?;
+            self.shared.vacuum_if_due();
+            Ok(is_more)
         })
     }
 

@@ -174,6 +174,10 @@ statements! {
            WHERE key = ANY($1) AND generation <= $2 AND ($3 OR value IS NULL) FOR UPDATE SKIP LOCKED)";
     drop_touched(INT8, INT8_ARRAY) =
         "DELETE FROM {s}.touched WHERE space = $1 AND generation = ANY($2)";
+    /// How many rows the tables hold that commits write to, as the server estimates it.
+    estimate() =
+        "SELECT coalesce(sum(greatest(reltuples, 0)), 0)::float8 FROM pg_catalog.pg_class
+         WHERE oid IN ('{s}.past'::regclass, '{s}.touched'::regclass, '{s}.current'::regclass)";
     forget_writers() =
         "DELETE FROM {s}.writers WHERE seen < clock_timestamp() - interval '1 day'";
     views_elsewhere(UUID) =
