@@ -108,8 +108,8 @@ pub(crate) async fn inspect(
 /// Why an update may change no row, or other rows than it names.
 fn hidden(relation: &Row) -> Option<String> {
     if relation.get(4) {
-        let what = "row level security applies to this program's role, so a claim may lose sight of its row; use a role \
-                    with BYPASSRLS, or the owner of the table";
+        let what = "row level security applies to this program's role, so a claim may lose sight of its row; use a \
+                    role with BYPASSRLS, or the owner of the table";
         return Some(what.into());
     }
     let rules: Option<&str> = relation.get(5);
@@ -192,8 +192,8 @@ async fn probe(
     let column = |name: &str| quoted(name).unwrap_or_default();
     let (id, state, version) = (column(&table.id), column(status), column(&table.version));
     let trial = format!(
-        "UPDATE {name} AS t SET {version} = t.{version} + 1, {state} = t.{state} FROM (SELECT {id}, {version} AS before \
-         FROM {name} LIMIT 1 FOR UPDATE SKIP LOCKED) AS one WHERE t.{id} = one.{id} RETURNING t.{id}::text, \
+        "UPDATE {name} AS t SET {version} = t.{version} + 1, {state} = t.{state} FROM (SELECT {id}, {version} AS \
+         before FROM {name} LIMIT 1 FOR UPDATE SKIP LOCKED) AS one WHERE t.{id} = one.{id} RETURNING t.{id}::text, \
          one.before::bigint"
     );
     let transaction = postgres.begin().await?;

@@ -1,5 +1,5 @@
-//! Reads and watches of a store on a server while connections are lost, answers stay away, notifications do not come, and
-//! clocks disagree.
+//! Reads and watches of a store on a server while connections are lost, answers stay away, notifications do not come,
+//! and clocks disagree.
 
 // A server takes its own time.
 #![allow(clippy::disallowed_methods)]

@@ -93,8 +93,8 @@ fn driven() -> Workflow<(), ()> {
     })
 }
 
-/// Callers start as fast as they are let, and send again after a crash. A token that a lost start has taken may be gone,
-/// but in no span of time are there more starts than the bucket holds and gets.
+/// Callers start as fast as they are let, and send again after a crash. A token that a lost start has taken may be
+/// gone, but in no span of time are there more starts than the bucket holds and gets.
 #[tokio::test]
 async fn a_rate_is_not_exceeded_over_all_lives_with_a_crash_at_any_commit() {
     const MAX: u64 = 3;
