@@ -8,7 +8,7 @@ use crate::claim::table::{UserTable, quoted};
 use crate::json::Path;
 use crate::store::tokio_postgres::Row;
 use crate::store::tokio_postgres::types::Type;
-use crate::store::{Postgres, SqlError};
+use crate::store::{Postgres, SqlError, SqlTx};
 use crate::workflow::outbox::unavailable;
 
 /// What the catalogue says of a column.
@@ -21,7 +21,10 @@ struct Column {
 }
 
 const RELATION: &str = "SELECT c.oid::bigint, c.relkind::text, has_table_privilege(c.oid, 'SELECT'),
-   has_table_privilege(c.oid, 'UPDATE') FROM pg_catalog.pg_class AS c WHERE c.oid = to_regclass($1)";
+   has_table_privilege(c.oid, 'UPDATE'), row_security_active(c.oid),
+   (SELECT string_agg(r.rulename, ', ') FROM pg_catalog.pg_rewrite AS r
+     WHERE r.ev_class = c.oid AND r.ev_type = '2' AND r.ev_enabled <> 'D')
+   FROM pg_catalog.pg_class AS c WHERE c.oid = to_regclass($1)";
 
 const COLUMN: &str = "SELECT format_type(a.atttypid, a.atttypmod), t.typcategory::text, a.attnotnull,
    a.attgenerated <> '' FROM pg_catalog.pg_attribute AS a JOIN pg_catalog.pg_type AS t ON t.oid = a.atttypid
@@ -32,9 +35,12 @@ const UNIQUE: &str = "SELECT 1 FROM pg_catalog.pg_index AS i
    WHERE i.indrelid = $1::bigint::oid AND i.indisunique AND i.indisvalid AND i.indnkeyatts = 1 AND i.indpred IS NULL
      AND a.attname = $2";
 
-const TRIGGERS: &str = "SELECT t.tgname::text, pg_get_functiondef(t.tgfoid) FROM pg_catalog.pg_trigger AS t
-   WHERE t.tgrelid = $1::bigint::oid AND NOT t.tgisinternal AND t.tgenabled <> 'D'
-     AND t.tgtype & 16 = 16 AND t.tgtype & 2 = 2 AND t.tgtype & 1 = 1";
+/// Those of the table and of its partitions, before and after an update, for rows and for statements.
+const TRIGGERS: &str = "SELECT DISTINCT t.tgname::text, pg_get_functiondef(t.tgfoid)
+   FROM pg_catalog.pg_trigger AS t WHERE NOT t.tgisinternal AND t.tgenabled IN ('O', 'A') AND t.tgtype & 16 = 16
+     AND (t.tgrelid = $1::bigint::oid
+       OR t.tgrelid IN (SELECT relid FROM pg_partition_tree($1::bigint::oid::regclass)))
+   ORDER BY 1";
 
 async fn ask(
     postgres: &Postgres,
@@ -73,6 +79,9 @@ pub(crate) async fn inspect(
             return Ok(Err(format!("this program has no right to {right} it; GRANT {right} to its role")));
         }
     }
+    if let Some(reason) = hidden(relation) {
+        return Ok(Err(reason));
+    }
     let mut columns = Vec::new();
     for column in [&table.id, &status, &table.version] {
         let found = ask(postgres, COLUMN, &[(&oid, Type::INT8), (column, Type::TEXT)]).await?;
@@ -90,9 +99,22 @@ pub(crate) async fn inspect(
         Ok(built) => built,
         Err(reason) => return Ok(Err(reason)),
     };
-    Ok(match probe(postgres, oid, &name, table).await? {
+    Ok(match probe(postgres, oid, &name, (table, &status), &built).await? {
         Some(reason) => Err(reason),
         None => Ok(built),
+    })
+}
+
+/// Why an update may change no row, or other rows than it names.
+fn hidden(relation: &Row) -> Option<String> {
+    if relation.get(4) {
+        let what = "row level security applies to this program's role, so a claim may lose sight of its row; use a \
+                    role with BYPASSRLS, or the owner of the table";
+        return Some(what.into());
+    }
+    let rules: Option<&str> = relation.get(5);
+    rules.map(|rules| {
+        format!("a rule ({rules}) rewrites updates; a claim needs the table itself. Use a trigger instead")
     })
 }
 
@@ -147,14 +169,19 @@ fn build(
     })
 }
 
-/// Looks for a trigger that changes the version. A row is changed on trial, and rolled back; if there is none, the
-/// functions of the triggers are read.
-async fn probe(postgres: &Postgres, oid: i64, name: &str, table: &UserTable) -> Result<Option<String>> {
+/// Looks for a trigger that changes the version. A row is changed on trial, as a claim changes it, and rolled back; if
+/// there is none, the functions of the triggers are read.
+async fn probe(
+    postgres: &Postgres,
+    oid: i64,
+    name: &str,
+    (table, status): (&UserTable, &str),
+    built: &RowTable,
+) -> Result<Option<String>> {
     let triggers = ask(postgres, TRIGGERS, &[(&oid, Type::INT8)]).await?;
     if triggers.is_empty() {
         return Ok(None);
     }
-    let (id, version) = (quoted(&table.id).unwrap_or_default(), quoted(&table.version).unwrap_or_default());
     let names: Vec<&str> = triggers.iter().map(|row| row.get(0)).collect();
     let what = |said: String| {
         format!(
@@ -162,26 +189,44 @@ async fn probe(postgres: &Postgres, oid: i64, name: &str, table: &UserTable) -> 
             names.join(", ")
         )
     };
-    let transaction = postgres.begin().await?;
+    let column = |name: &str| quoted(name).unwrap_or_default();
+    let (id, state, version) = (column(&table.id), column(status), column(&table.version));
     let trial = format!(
-        "UPDATE {name} AS t SET {version} = t.{version} + 1 FROM (SELECT {id}, {version} AS before FROM {name} LIMIT 1 \
-         FOR UPDATE SKIP LOCKED) AS one WHERE t.{id} = one.{id} RETURNING t.{version}::bigint, one.before::bigint"
+        "UPDATE {name} AS t SET {version} = t.{version} + 1, {state} = t.{state} FROM (SELECT {id}, {version} AS \
+         before FROM {name} LIMIT 1 FOR UPDATE SKIP LOCKED) AS one WHERE t.{id} = one.{id} RETURNING t.{id}::text, \
+         one.before::bigint"
     );
-    let tried = transaction.tx().query_opt(&trial, &[]).await;
+    let transaction = postgres.begin().await?;
+    let tried = try_one(&transaction.tx(), &trial, &built.lock).await;
     transaction.roll_back().await;
     match tried {
-        Ok(Some(row)) => {
-            let (after, before): (i64, i64) = (row.get(0), row.get(1));
-            Ok((after != before + 1).then(|| what(format!("{before} became {after}"))))
+        Ok(Some((before, after))) => {
+            let found = after.map_or("nothing".into(), |after| after.to_string());
+            Ok((after != Some(before + 1)).then(|| what(format!("{before} became {found}"))))
         }
         Ok(None) => {
-            let sets = |row: &Row| {
-                let text = row.get::<_, Option<&str>>(1).unwrap_or_default().to_lowercase().replace(['"', ' '], "");
-                text.contains(&format!("new.{}:=", table.version.to_lowercase()))
-            };
-            let found = triggers.iter().find(|row| sets(row));
+            let found = triggers.iter().find(|row| sets(row.get::<_, Option<&str>>(1).unwrap_or_default(), table));
             Ok(found.map(|row| what(format!("{:?} assigns it", row.get::<_, &str>(0)))))
         }
         Err(error) => Ok(Some(format!("a row of it cannot be changed on trial: {error}"))),
     }
+}
+
+/// Changes a row, lets the triggers run that wait for the end, and gives its version before and after.
+async fn try_one(tx: &SqlTx, trial: &str, lock: &str) -> std::result::Result<Option<(i64, Option<i64>)>, SqlError> {
+    let Some(row) = tx.query_opt(trial, &[]).await? else { return Ok(None) };
+    let (id, before): (&str, i64) = (row.get(0), row.get(1));
+    tx.batch_execute("SET CONSTRAINTS ALL IMMEDIATE").await?;
+    let after = tx.query_opt(lock, &[&id]).await?;
+    Ok(Some((before, after.map(|row| row.get(0)))))
+}
+
+/// Whether the text of a trigger's function assigns the version, to the new row or by an update of its own.
+fn sets(text: &str, table: &UserTable) -> bool {
+    let text: String = text.to_lowercase().chars().filter(|it| !it.is_whitespace() && *it != '"').collect();
+    let version = table.version.to_lowercase();
+    let own = ["begin", "then", "else", ";"].iter().any(|start| text.contains(&format!("{start}new.{version}=")));
+    own || [format!("new.{version}:="), format!("set{version}="), format!(",{version}=")]
+        .iter()
+        .any(|it| text.contains(it))
 }

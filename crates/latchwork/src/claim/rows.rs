@@ -226,10 +226,14 @@ impl RowChange {
             RowChangeKind::Moves { from, to, version } => {
                 let changed = tx.query_opt(&self.table.update, &[&self.row, from, to, version]).await;
                 let changed = changed.map_err(|error| missed(error, action))?;
-                let found: i64 = changed.ok_or(RowMiss::Moved)?.get(0);
-                if found == version + 1 {
+                let returned: i64 = changed.ok_or(RowMiss::Moved)?.get(0);
+                // A trigger that runs after the update changes what the update has returned.
+                let found = tx.query_opt(&self.table.lock, &[&self.row]).await;
+                let found = found.map_err(|error| missed(error, action))?.map(|row| row.get::<_, i64>(0));
+                if returned == version + 1 && found == Some(returned) {
                     return Ok(());
                 }
+                let found = found.map_or("nothing".into(), |found| found.to_string());
                 let reason = format!("a trigger has set its version to {found} instead of {}", version + 1);
                 Err(RowMiss::Failed(ClaimError::Row { id: id(), reason }))
             }

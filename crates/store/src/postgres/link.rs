@@ -179,8 +179,13 @@ pub(super) fn is_passing(error: &tokio_postgres::Error) -> bool {
 pub(super) fn is_refusal(error: &tokio_postgres::Error) -> bool {
     let severity = error.as_db_error().and_then(|answer| answer.parsed_severity());
     // A pooler may report a lost connection as an error like any other.
-    let is_lost = error.code().is_some_and(|code| matches!(&code.code()[..2], "08" | "57"));
-    severity == Some(Severity::Error) && !is_lost
+    let may_be_lost = error.code().is_some_and(|code| matches!(&code.code()[..2], "08" | "57"));
+    severity == Some(Severity::Error) && !may_be_lost
+}
+
+/// Whether the connection is gone: it broke, or the server has ended it. A statement that was cancelled is none.
+pub(super) fn is_lost(error: &tokio_postgres::Error) -> bool {
+    error.code().is_none_or(|code| code.code().starts_with("08") || code.code().starts_with("57P"))
 }
 
 fn place(sql: &Sql) -> usize {

@@ -9,6 +9,7 @@ mod own;
 mod ranges;
 mod read;
 mod read_only;
+mod readers;
 mod restore;
 mod retain;
 mod schema;
@@ -72,6 +73,9 @@ struct Shared {
     /// With the generation of the declaration that they are from.
     rules: Mutex<BTreeMap<SpaceId, (Rules, Generation)>>,
     pins: Arc<Mutex<Pins>>,
+    /// How many commits were forgotten since the tables were vacuumed last.
+    forgotten: AtomicU64,
+    is_vacuuming: AtomicBool,
     /// For transactions of the user's own.
     slots: Slots,
     /// Notified when there may be rows in the outbox.
@@ -108,6 +112,8 @@ impl Shared {
             closed: AtomicBool::new(false),
             rules: Mutex::new(Rules::own().map(|(space, rules)| (space, (rules, Generation(0)))).into()),
             pins: Arc::default(),
+            forgotten: AtomicU64::new(0),
+            is_vacuuming: AtomicBool::new(false),
             slots: Slots::new(options.transactions),
             outbox: Notify::new(),
             counters: Counters::default(),
@@ -131,28 +137,6 @@ impl Shared {
             &sql.notify,
         ];
         Link::open(&self.address, if self.is_pooled { &[] } else { &often }).await
-    }
-
-    /// A connection for reads that are one statement each. Callers share it.
-    async fn reader(&self) -> Result<Arc<Link>> {
-        if self.is_closed() {
-            return Err(StoreError::Closed);
-        }
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed) % self.readers.len();
-        let mut reader = self.readers[turn].lock().await;
-        match &*reader {
-            Some(link) if !link.is_closed() => Ok(link.clone()),
-            _ if self.is_frozen => {
-                let cause = "the connection was lost; open the store again".into();
-                Err(StoreError::Server { action: "read from", cause, fault: ServerFault::Unreachable })
-            }
-            _ => {
-                let sql = &self.sql;
-                let often = [&sql.head, &sql.get, &sql.floor, &sql.scan_up, &sql.scan_down, &sql.touched, &sql.changed];
-                let link = Link::open(&self.address, if self.is_pooled { &[] } else { &often }).await?;
-                Ok(reader.insert(Arc::new(link)).clone())
-            }
-        }
     }
 
     /// Waits for the server no longer than a commit may wait.
@@ -190,8 +174,7 @@ impl Shared {
 
     /// The newest generation, and that of the newest declaration.
     async fn head(&self) -> Result<(Generation, Generation)> {
-        let link = self.reader().await?;
-        let rows = link.query(&self.sql.head, &[]).await.map_err(|error| failed("read from", &error))?;
+        let rows = self.ask(&self.sql.head, &[]).await?;
         let row = rows.first().ok_or_else(|| StoreError::corrupt("table head", "it has no row"))?;
         let (latest, declared) = (row.get::<_, i64>(0) as u64, row.get::<_, i64>(1) as u64);
         self.saw(Generation(latest));
@@ -210,8 +193,7 @@ impl Shared {
     }
 
     async fn verify(&self) -> Result<Vec<Damage>> {
-        let link = self.reader().await?;
-        let rows = link.query(&self.sql.verify, &[]).await.map_err(|error| failed("read from", &error))?;
+        let rows = self.ask(&self.sql.verify, &[]).await?;
         let damage = |row: &tokio_postgres::Row| {
             let (table, key, detail): (&str, &[u8], &str) = (row.get(0), row.get(1), row.get(2));
             let key = key_of(key).map_or_else(|_| format!("{key:?}"), |key| key.to_string());
@@ -221,8 +203,7 @@ impl Shared {
     }
 
     async fn stats(&self) -> Result<Stats> {
-        let link = self.reader().await?;
-        let rows = link.query(&self.sql.stats, &[]).await.map_err(|error| failed("read from", &error))?;
+        let rows = self.ask(&self.sql.stats, &[]).await?;
         let row = rows.first().ok_or_else(|| StoreError::corrupt("table head", "it has no row"))?;
         Ok(Stats {
             generation: Generation(row.get::<_, i64>(0) as u64),
@@ -450,7 +431,9 @@ impl Backend for PostgresBackend {
             if self.shared.is_closed() {
                 return Err(StoreError::Closed);
             }
-            self.shared.maintain().await
+            let is_more = self.shared.maintain().await?;
+            self.shared.vacuum_if_due();
+            Ok(is_more)
         })
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio_postgres::Row;
 
-use crate::postgres::link::failed;
+use crate::postgres::link::{Param, failed};
 use crate::postgres::own::Postgres;
 use crate::postgres::schema::Sql;
 use crate::{Result, SqlError, SqlTransaction, Timestamp, Uuid};
@@ -45,10 +45,17 @@ impl Postgres {
         &self.shared.sql.outbox_put.text
     }
 
-    async fn ask(&self, sql: &Sql, params: &[crate::postgres::link::Param<'_>]) -> Result<Vec<Row>> {
-        let link = self.shared.reader().await?;
-        let asked = self.shared.in_time(link.query(sql, params)).await?;
+    /// Runs a statement that only reads, or that changes no more when it is run twice.
+    async fn ask(&self, sql: &Sql, params: &[Param<'_>]) -> Result<Vec<Row>> {
+        let asked = self.shared.reading(|link| async move { link.query(sql, params).await }).await?;
         asked.map_err(|error| failed("use the outbox in", &error))
+    }
+
+    /// Runs a statement that tells whether it has changed something. After a lost answer that is not known.
+    async fn change(&self, sql: &Sql, id: Uuid) -> Result<bool> {
+        let link = self.shared.in_time(self.shared.reader(0)).await??;
+        let changed = self.shared.in_time(link.query(sql, &[&id])).await?;
+        changed.map(|rows| !rows.is_empty()).map_err(|error| failed("use the outbox in", &error))
     }
 
     /// The oldest rows of these shards that have not failed, in order.
@@ -72,12 +79,12 @@ impl Postgres {
 
     /// Puts a failed row at the end of the outbox. Returns whether there is such a row.
     pub async fn outbox_retry(&self, id: Uuid) -> Result<bool> {
-        Ok(!self.ask(&self.shared.sql.outbox_retry, &[&id]).await?.is_empty())
+        self.change(&self.shared.sql.outbox_retry, id).await
     }
 
     /// Removes a row that nothing has been done for. Returns whether there was such a row.
     pub async fn outbox_remove(&self, id: Uuid) -> Result<bool> {
-        Ok(!self.ask(&self.shared.sql.outbox_remove, &[&id]).await?.is_empty())
+        self.change(&self.shared.sql.outbox_remove, id).await
     }
 
     /// Waits until there may be new rows. A notification that was lost only delays.

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use futures_util::future::{try_join, try_join3};
+use futures_util::future::{join, try_join, try_join3};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, RwLock, Semaphore};
 use tokio_postgres::{CancelToken, Statement};
@@ -17,13 +17,23 @@ use crate::postgres::writer::{DecidedGroup, FIRST_PAUSE, Job, LAST_PAUSE, Troubl
 use crate::postgres::{PostgresBackend, Shared};
 use crate::{Commit, Outcome, Receipt, Refusal, Result, Store, StoreError, Uuid};
 
-/// How the user's transaction begins. Settings that earlier SQL left on the connection do not count. The name of the
-/// transaction is a setting that ends with it: so a `COMMIT` in the user's SQL is noticed.
-const BEGIN: &str = "RESET ALL; BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL synchronous_commit = on;";
+/// How the user's transaction begins: what earlier SQL left on the connection does not count, and the connection string
+/// does. The name of the transaction is a setting that ends with it: so a `COMMIT` in the user's SQL is noticed.
+const BEGIN: &str = "SET SESSION AUTHORIZATION DEFAULT; RESET ROLE; RESET ALL;
+     BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;";
 
-/// What ends the user's part. Constraints that wait for the end are checked before the store's row is locked. From here
-/// on, a process that is gone without a word holds no lock for long.
-const USER_ENDS: &str = "SET CONSTRAINTS ALL IMMEDIATE; SET LOCAL idle_in_transaction_session_timeout = '10s'";
+/// What ends the user's part. Constraints that wait for the end are checked before the store's row is locked, with the
+/// role that the user's SQL has chosen; the store writes with its own. A body does not make the commit less durable
+/// than every commit is, but may ask for more. From here on, a process that is gone without a word holds no lock for
+/// long.
+const USER_ENDS: &str = "SET CONSTRAINTS ALL IMMEDIATE; SET SESSION AUTHORIZATION DEFAULT; RESET ROLE;
+     SELECT set_config('idle_in_transaction_session_timeout', '10s', true),
+       CASE WHEN current_setting('synchronous_commit') <> 'remote_apply' THEN
+         CASE WHEN set_config('synchronous_commit', NULL, true) <> 'remote_apply' THEN
+           set_config('synchronous_commit', 'on', true) END END";
+
+/// What the user's SQL may leave on a connection that no transaction takes along.
+const CLEAN: &str = "SELECT pg_advisory_unlock_all(); CLOSE ALL; UNLISTEN *; DISCARD TEMP";
 
 /// The connections of the user's transactions that no transaction uses.
 pub(super) struct Slots {
@@ -225,14 +235,14 @@ impl SqlTransaction {
     /// not leave the outcome open: it is looked up, until it is known or the store is closed. Dropping the future does
     /// not roll back.
     pub async fn commit(self, commit: Commit) -> Result<SqlEnded> {
-        if let Err(error) = self.postgres.store.accepts(&commit).await {
-            self.roll_back().await;
-            return Err(error);
-        }
         tokio::spawn(self.end(commit)).await.unwrap_or(Err(StoreError::Closed))
     }
 
     async fn end(mut self, commit: Commit) -> Result<SqlEnded> {
+        if let Err(error) = self.postgres.store.accepts(&commit).await {
+            self.roll_back().await;
+            return Err(error);
+        }
         let Some(slot) = self.open.slot.write().await.take() else { return Ok(SqlEnded::RolledBack(SqlError::Ended)) };
         let shared = self.postgres.shared.clone();
         let ended = shared.end_own(slot, &self.open.name, commit).await;
@@ -244,7 +254,8 @@ impl SqlTransaction {
 impl Shared {
     /// Rolls back, and keeps the connection if it is still good.
     async fn roll_back(&self, slot: Slot) {
-        if let Ok(Ok(())) = self.in_time(slot.link.run("ROLLBACK")).await {
+        let ended = try_join(slot.link.run("ROLLBACK"), slot.link.run(CLEAN));
+        if let Ok(Ok(_)) = self.in_time(ended).await {
             self.slots.give_back(slot);
         }
     }
@@ -285,13 +296,16 @@ impl Shared {
             self.roll_back(slot).await;
             return self.told_own(decided);
         }
-        let sent = self.in_time(self.write_own(&slot, &decided)).await;
+        // Sent together. Whether it is clean says nothing of what has landed.
+        let sent = self.in_time(join(self.write_own(&slot, &decided), slot.link.run(CLEAN))).await;
         match sent {
-            Ok(Ok(())) => {
-                self.slots.give_back(slot);
+            Ok((Ok(()), cleaned)) => {
+                if cleaned.is_ok() {
+                    self.slots.give_back(slot);
+                }
                 self.told_own(decided)
             }
-            Ok(Err(error)) if is_refusal(&error) => {
+            Ok((Err(error), _)) if is_refusal(&error) => {
                 self.roll_back(slot).await;
                 Ok(SqlEnded::RolledBack(SqlError::of(&error)))
             }

@@ -1,5 +1,6 @@
-//! Reading: versions of keys, ranges and commits at a generation. Each read is one round trip. The floor is read after
-//! what it guards: floors only rise, so what was found is whole if the generation is not below the floor then.
+//! Reading: versions of keys, ranges and commits at a generation. Each read is one round trip. The floor is read with
+//! what it guards or after it: floors only rise, so what was found is whole if the generation is not below the floor
+//! then.
 
 use std::collections::BTreeMap;
 
@@ -43,11 +44,12 @@ pub(super) fn keys_of(bytes: &[u8]) -> Result<Vec<Key>> {
 impl Shared {
     /// Runs a read of one space at a generation, and checks that the space can be read there.
     async fn read(&self, space: SpaceId, at: Generation, sql: &Sql, params: &[Param<'_>]) -> Result<Vec<Row>> {
-        let link = self.reader().await?;
         let number = i64::from(space.0);
         let asked: [Param<'_>; 1] = [&number];
-        let found = try_join(link.query(sql, params), link.query(&self.sql.floor, &asked)).await;
-        let (rows, floor) = found.map_err(|error| failed("read from", &error))?;
+        let asked = &asked;
+        let found = self
+            .reading(|link| async move { try_join(link.query(sql, params), link.query(&self.sql.floor, asked)).await });
+        let (rows, floor) = found.await?.map_err(|error| failed("read from", &error))?;
         if let Some(row) = floor.first() {
             self.learn_floor(space, Generation(row.get::<_, i64>(0) as u64));
         }
@@ -55,10 +57,17 @@ impl Shared {
         Ok(rows)
     }
 
+    /// One statement reads the version and the floor: it sees both as they were at one moment.
     pub(super) async fn get(&self, key: &Key, at: Generation) -> Result<Option<Version>> {
-        let asked = signed(at);
-        let rows = self.read(key.space(), at, &self.sql.get, &[&key.encoded(), &asked]).await?;
-        rows.first().map(|row| version_of(row).map(|(_, version)| version)).transpose()
+        let (asked, space) = (signed(at), i64::from(key.space().0));
+        let rows = self.ask(&self.sql.get, &[&key.encoded(), &asked, &space]).await?;
+        let row = rows.first().ok_or_else(|| StoreError::corrupt("a point read", "it has no row"))?;
+        if let Some(floor) = row.get::<_, Option<i64>>(5) {
+            self.learn_floor(key.space(), Generation(floor as u64));
+        }
+        self.check(key.space(), at)?;
+        let is_there = row.get::<_, Option<&[u8]>>(0).is_some();
+        is_there.then(|| version_of(row).map(|(_, version)| version)).transpose()
     }
 
     pub(super) async fn scan(&self, scan: Scan, at: Generation) -> Result<Vec<(Key, Version)>> {
@@ -157,8 +166,7 @@ impl Shared {
         if keys.is_empty() {
             return Ok(Vec::new());
         }
-        let link = self.reader().await?;
-        let found = link.query(&self.sql.changed, &[&keys, &at]).await.map_err(|error| failed("read from", &error))?;
+        let found = self.ask(&self.sql.changed, &[&keys, &at]).await?;
         let mut versions: BTreeMap<(u64, Key), Version> = BTreeMap::new();
         for row in &found {
             let (key, version) = version_of(row)?;
@@ -187,9 +195,7 @@ impl Shared {
         let time = i64::try_from(time.0).unwrap_or(i64::MAX);
         let numbers: Vec<i64> = spaces.iter().map(|(space, _)| i64::from(space.0)).collect();
         let floors: Vec<i64> = spaces.iter().map(|(_, floor)| signed(*floor)).collect();
-        let link = self.reader().await?;
-        let rows = link.query(&self.sql.before, &[&time, &numbers, &floors]).await;
-        let rows = rows.map_err(|error| failed("read from", &error))?;
+        let rows = self.ask(&self.sql.before, &[&time, &numbers, &floors]).await?;
         let row = rows.first().ok_or_else(|| StoreError::corrupt("table head", "it has no row"))?;
         Ok(match row.get(1) {
             true => Before::Latest(Generation(row.get::<_, i64>(0) as u64)),

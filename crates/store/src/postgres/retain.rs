@@ -2,6 +2,7 @@
 //! slices. A floor never passes a pin of any live process.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -18,7 +19,17 @@ use crate::space::{SPACES, SpaceRecord};
 use crate::{Generation, History, Key, Range, Result, SpaceId, StoreError, Timestamp};
 
 /// How many commits a slice of clean-up looks at.
-const SLICE: i64 = 500;
+const SLICE: i64 = 2000;
+
+/// How many commits are made at the most before the clean-up looks again.
+const OFTEN: u64 = 5000;
+
+/// So many forgotten commits, and this part of what the tables hold, are vacuumed. Autovacuum looks once a minute:
+/// under load, the tables would grow by all that is written in that time.
+const VACUUMED: (u64, f64) = (10_000, 0.2);
+
+/// Writers are not blocked: the ends of the tables, which a lock would be needed for, are left.
+const VACUUM: &str = "VACUUM (SKIP_LOCKED, TRUNCATE false, PARALLEL 0)";
 
 /// The pause after a failure.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -163,14 +174,13 @@ impl Shared {
     }
 
     pub(super) async fn learn_all_floors(&self) -> Result<()> {
-        let floors = self.reader().await?.query(&self.sql.floors, &[]).await;
-        self.learn_floors(&floors.map_err(|error| failed("read from", &error))?);
+        self.learn_floors(&self.ask(&self.sql.floors, &[]).await?);
         Ok(())
     }
 
     pub(super) async fn refresh_floor(&self, space: SpaceId) -> Result<()> {
-        let (number, link) = (i64::from(space.0), self.reader().await?);
-        let rows = link.query(&self.sql.floor, &[&number]).await.map_err(|error| failed("read from", &error))?;
+        let number = i64::from(space.0);
+        let rows = self.ask(&self.sql.floor, &[&number]).await?;
         rows.first().into_iter().for_each(|row| self.learn_floor(space, Generation(row.get::<_, i64>(0) as u64)));
         Ok(())
     }
@@ -256,7 +266,40 @@ impl Shared {
             link.query(&self.sql.drop_touched, &[&number, &dropped]).await.map_err(error)?;
         }
         link.run("COMMIT").await.map_err(error)?;
+        self.forgotten.fetch_add(rows.len() as u64, Ordering::Relaxed);
         Ok(rows.len() as i64)
+    }
+
+    /// Makes the space of what was forgotten free for new rows, if there is much of it, on a connection of its own:
+    /// leases are renewed meanwhile.
+    pub(super) fn vacuum_if_due(self: &Arc<Self>) {
+        let is_due = self.forgotten.load(Ordering::Relaxed) >= VACUUMED.0;
+        if is_due && !self.is_vacuuming.swap(true, Ordering::SeqCst) {
+            let shared = self.clone();
+            tokio::spawn(async move {
+                // Autovacuum does it later if it fails here: another role may own the tables.
+                let _ = shared.vacuum().await;
+                shared.is_vacuuming.store(false, Ordering::SeqCst);
+            });
+        }
+    }
+
+    async fn vacuum(&self) -> Result<()> {
+        let rows = self.ask(&self.sql.estimate, &[]).await?;
+        let held: f64 = rows.first().map_or(0.0, |row| row.get(0));
+        let forgotten = self.forgotten.load(Ordering::Relaxed);
+        if (forgotten as f64) < VACUUMED.0 as f64 + held * VACUUMED.1 {
+            return Ok(());
+        }
+        self.forgotten.fetch_sub(forgotten, Ordering::Relaxed);
+        let link = Link::open(&self.address, &[]).await?;
+        let schema = &self.sql.schema;
+        for table in ["past", "touched", "current"] {
+            // A statement of its own: it cannot be in a transaction.
+            let text = format!("{VACUUM} {schema}.{table}");
+            link.run(&text).await.map_err(|error| failed("write to", &error))?;
+        }
+        Ok(())
     }
 
     /// The rules of all spaces as they are declared at this moment.
@@ -315,19 +358,21 @@ pub(super) async fn keep(shared: Weak<Shared>) {
         let seen = store.seen();
         // An idle store only renews its lease.
         let worked = if seen > cleaned { store.maintain().await } else { store.renew().await.map(|()| false) };
-        let pause = match worked {
-            Ok(true) => Duration::from_millis(10),
+        store.vacuum_if_due();
+        let (pause, often) = match worked {
+            Ok(true) => (Duration::from_millis(10), u64::MAX),
             Ok(false) => {
                 cleaned = seen;
-                store.pace
+                (store.pace, cleaned.0 + OFTEN)
             }
-            Err(_) => store.pace.min(AGAIN),
+            Err(_) => (store.pace.min(AGAIN), u64::MAX),
         };
-        let (sleep, asked) = (store.env.sleep(pause), store.asked.clone());
+        let (sleep, asked, mut latest) = (store.env.sleep(pause), store.asked.clone(), store.latest.subscribe());
         drop(store);
         tokio::select! {
             () = sleep => {}
             () = asked.notified() => {}
+            _ = latest.wait_for(|latest| latest.0 >= often) => {}
         }
     }
 }

@@ -100,12 +100,16 @@ statements! {
         "SELECT gen_random_uuid()";
     head() =
         "SELECT generation, declared FROM {s}.head";
-    get(BYTEA, INT8) =
-        "(SELECT key, rev, generation, time_us, value FROM {s}.current WHERE key = $1 AND generation <= $2)
-         UNION ALL
-         (SELECT key, rev, generation, time_us, value FROM {s}.past
-           WHERE key = $1 AND generation <= $2 AND until > $2)
-         LIMIT 1";
+    /// One row: the version, or none, and the floor of the space, if it has one.
+    get(BYTEA, INT8, INT8) =
+        "SELECT v.key, v.rev, v.generation, v.time_us, v.value,
+           (SELECT generation FROM {s}.floors WHERE space = $3)
+         FROM (SELECT 1) AS one LEFT JOIN (
+           (SELECT key, rev, generation, time_us, value FROM {s}.current WHERE key = $1 AND generation <= $2)
+           UNION ALL
+           (SELECT key, rev, generation, time_us, value FROM {s}.past
+             WHERE key = $1 AND generation <= $2 AND until > $2)
+           LIMIT 1) AS v ON true";
     floor(INT8) =
         "SELECT generation FROM {s}.floors WHERE space = $1";
     scan_up(BYTEA, BYTEA, INT8, INT8, BOOL) =
@@ -170,6 +174,10 @@ statements! {
            WHERE key = ANY($1) AND generation <= $2 AND ($3 OR value IS NULL) FOR UPDATE SKIP LOCKED)";
     drop_touched(INT8, INT8_ARRAY) =
         "DELETE FROM {s}.touched WHERE space = $1 AND generation = ANY($2)";
+    /// How many rows the tables hold that commits write to, as the server estimates it.
+    estimate() =
+        "SELECT coalesce(sum(greatest(reltuples, 0)), 0)::float8 FROM pg_catalog.pg_class
+         WHERE oid IN ('{s}.past'::regclass, '{s}.touched'::regclass, '{s}.current'::regclass)";
     forget_writers() =
         "DELETE FROM {s}.writers WHERE seen < clock_timestamp() - interval '1 day'";
     views_elsewhere(UUID) =

@@ -136,11 +136,11 @@ fn used(slot: &Option<Slot>) -> Result<&Slot, SqlError> {
 }
 
 impl Postgres {
-    /// Runs a query outside of any transaction, with the types of its values: one round trip.
+    /// Runs a query that only reads, outside of any transaction, with the types of its values: one round trip. If its
+    /// connection was lost, it is run once more on a new one.
     pub async fn query(&self, text: &str, params: &[(&(dyn ToSql + Sync), Type)]) -> Result<Vec<Row>, SqlError> {
-        let link = self.shared.reader().await.map_err(SqlError::Store)?;
-        let asked = self.shared.in_time(link.client().query_typed(text, params)).await.map_err(SqlError::Store)?;
-        asked.map_err(SqlError::Database)
+        let asked = self.shared.reading(|link| async move { link.client().query_typed(text, params).await });
+        asked.await.map_err(SqlError::Store)?.map_err(SqlError::Database)
     }
 }
 

@@ -35,10 +35,12 @@ pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(10);
 pub(super) const LAST_PAUSE: Duration = Duration::from_secs(1);
 
 /// How a transaction begins. The defaults of the role do not count: conditions are decided after a lock, which needs
-/// READ COMMITTED, and an answer means that the commit is durable. A transaction whose process is gone without a word
-/// gives its locks back.
+/// READ COMMITTED, and an answer means that the commit is durable; a default that waits for more is kept. A transaction
+/// whose process is gone without a word gives its locks back.
 pub(super) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
-     SET LOCAL synchronous_commit = on; SET LOCAL idle_in_transaction_session_timeout = '10s'";
+     SELECT set_config('idle_in_transaction_session_timeout', '10s', true),
+       CASE WHEN current_setting('synchronous_commit') <> 'remote_apply' THEN
+         set_config('synchronous_commit', 'on', true) END";
 
 /// The answer of the server to a statement.
 pub(super) type Answered<T> = Result<T, tokio_postgres::Error>;

@@ -38,6 +38,7 @@ pub(crate) struct Wire {
 struct State {
     cuts: [AtomicU64; 5],
     is_broken: AtomicBool,
+    is_silent: AtomicBool,
 }
 
 impl Wire {
@@ -66,6 +67,11 @@ impl Wire {
         self.state.is_broken.store(false, Ordering::SeqCst);
     }
 
+    /// From now on, or no longer, a connection that is used stays open and passes nothing on any more.
+    pub(crate) fn be_silent(&self, is_silent: bool) {
+        self.state.is_silent.store(is_silent, Ordering::SeqCst);
+    }
+
     pub(crate) fn cuts(&self) -> u64 {
         Cut::ALL.into_iter().map(|cut| self.cuts_of(cut)).sum()
     }
@@ -83,6 +89,9 @@ async fn pass(mut client: TcpStream, mut server: UnixStream, mut random: fastran
         tokio::select! {
             read = client.read(&mut sent) => {
                 let Ok(count @ 1..) = read else { return };
+                if state.is_silent.load(Ordering::SeqCst) {
+                    return std::future::pending().await;
+                }
                 if state.is_broken.load(Ordering::SeqCst) {
                     left -= 1;
                 }

@@ -281,6 +281,99 @@ async fn a_table_that_cannot_be_used_is_found_at_the_start() {
     assert!(fine.fire("invoice", "void", "1").await.unwrap().is_done());
 }
 
+/// Each row: what is made of a copy of the table, in which `{t}` is its name, and what is said of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_changes_or_hides_rows_behind_an_update_is_found_at_the_start() {
+    let server = Server::start();
+    let place = Place::new(&server, "behind");
+    let client = create(&place).await;
+    let one = "INSERT INTO {t} VALUES (1, 'sent', 1, 1);";
+    let raises = "CREATE FUNCTION {t}_f() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                    IF pg_trigger_depth() = 1 THEN UPDATE {t} SET version = version + 10 WHERE id = 1; END IF;
+                    RETURN NULL; END $$;";
+    let assigns = "CREATE FUNCTION {t}_f() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                     NEW.version = OLD.version + 10; RETURN NEW; END $$;";
+    let runs = "EXECUTE FUNCTION {t}_f();";
+    let after = "CREATE TRIGGER jump AFTER UPDATE ON {t} FOR EACH ROW";
+    let statement = "CREATE TRIGGER jump AFTER UPDATE ON {t} FOR EACH STATEMENT";
+    let of_status = "CREATE TRIGGER jump BEFORE UPDATE OF status ON {t} FOR EACH ROW";
+    let deferred = "CREATE CONSTRAINT TRIGGER jump AFTER UPDATE ON {t} DEFERRABLE INITIALLY DEFERRED FOR EACH ROW";
+    let disabled = "ALTER TABLE {t} DISABLE TRIGGER jump";
+    let changed = "a trigger (jump) changes the version: 1 became 12";
+    for (name, parts, said) in [
+        ("after", &[one, raises, after, runs][..], Some(changed)),
+        ("each", &[one, raises, statement, runs], Some(changed)),
+        ("deferred", &[one, raises, deferred, runs], Some(changed)),
+        ("status", &[one, assigns, of_status, runs], Some("a trigger (jump) changes the version: 1 became 11")),
+        ("none", &[raises, after, runs], Some("\"jump\" assigns it")),
+        ("equals", &[assigns, of_status, runs], Some("\"jump\" assigns it")),
+        (
+            "ruled",
+            &["CREATE RULE quiet AS ON UPDATE TO {t} DO INSTEAD NOTHING"],
+            Some("a rule (quiet) rewrites updates"),
+        ),
+        ("disabled", &[one, raises, after, runs, disabled], None),
+    ] {
+        let table = place.table(name);
+        let copy = format!("CREATE TABLE {table} (LIKE {} INCLUDING ALL); ", place.table("invoices"));
+        client.batch_execute(&(copy + &parts.join(" ").replace("{t}", &table))).await.unwrap();
+        let engine = Engine::on(&place.store().await).idle().start().await.unwrap();
+        let started = claims(&engine, &place, invoices(&place).table(table, "id", "version")).await;
+        match (started, said) {
+            (Ok(claims), None) => assert!(claims.fire("invoice", "pay", "1").await.unwrap().is_done()),
+            (Err(error), Some(said)) => assert!(error.to_string().contains(said), "{name}: {error}"),
+            (started, said) => panic!("{name}: {:?} instead of {said:?}", started.err()),
+        }
+    }
+}
+
+/// It does not fire at the trial, which leaves the status as it is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_trigger_that_runs_after_a_claim_is_noticed_before_the_action_runs() {
+    let server = Server::start();
+    let place = Place::new(&server, "noticed");
+    let client = create(&place).await;
+    let engine = Engine::on(&place.store().await).start().await.unwrap();
+    let claims = claims(&engine, &place, invoices(&place)).await.unwrap();
+    let (invoices, jump) = (place.table("invoices"), place.table("jump"));
+    let text = format!(
+        "CREATE FUNCTION {jump}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+           UPDATE {invoices} SET version = version + 10 WHERE id = NEW.id; RETURN NULL; END $$;
+         CREATE TRIGGER jump AFTER UPDATE ON {invoices} FOR EACH ROW
+           WHEN (OLD.status IS DISTINCT FROM NEW.status) EXECUTE FUNCTION {jump}()"
+    );
+    client.batch_execute(&text).await.unwrap();
+    let error = claims.fire("invoice", "pay", "1").await.unwrap_err().to_string();
+    assert!(error.contains("a trigger has set its version to 12 instead of 2"), "{error}");
+    assert_eq!(row(&client, &place, 1).await, ("sent".into(), 1));
+    assert_eq!(number(&client, &format!("SELECT count(*) FROM {}", place.table("bodies"))).await, 0);
+}
+
+/// A role that sees some rows only.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_table_whose_rows_are_hidden_from_the_program_is_found_at_the_start() {
+    let server = Server::start();
+    let place = Place::new(&server, "rls");
+    let client = create(&place).await;
+    let (role, invoices_table) = (format!("rls_{}", std::process::id()), place.table("invoices"));
+    let text = format!(
+        "CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA {0}_user TO {role}; CREATE SCHEMA {0} AUTHORIZATION {role};
+         GRANT SELECT, UPDATE ON {invoices_table} TO {role}; ALTER TABLE {invoices_table} ENABLE ROW LEVEL SECURITY;
+         CREATE POLICY sent ON {invoices_table} USING (status = 'sent')",
+        place.schema
+    );
+    client.batch_execute(&text).await.unwrap();
+    let url = place.url.replace("user=postgres", &format!("user={role}"));
+    let store = place.options().connect(&url).await.unwrap();
+    let engine = Engine::on(&store).idle().start().await.unwrap();
+    let error = claims(&engine, &place, invoices(&place)).await.unwrap_err().to_string();
+    assert!(error.contains("row level security applies"), "{error}");
+    engine.shutdown().await.unwrap();
+    store.close().await.unwrap();
+    let drop = format!("DROP SCHEMA {0} CASCADE; DROP SCHEMA {0}_user CASCADE; DROP ROLE {role}", place.schema);
+    client.batch_execute(&drop).await.unwrap();
+}
+
 /// The SQL of an action is in the transaction of the final status also for an entity of the store.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sql_of_an_action_lands_with_the_status_of_an_entity() {

@@ -5,6 +5,7 @@ mod board;
 mod changes;
 mod crash;
 mod kill;
+mod postgres;
 mod rounds;
 mod state;
 mod stream;

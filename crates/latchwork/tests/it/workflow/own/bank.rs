@@ -107,7 +107,7 @@ async fn money_is_conserved_while_the_process_and_the_server_are_killed() {
     );
     client.batch_execute(&create).await.unwrap();
     let mut random = fastrand::Rng::with_seed(setting("LATCHWORK_SEED", 1));
-    let (mut process_kills, mut server_kills) = (0, 0);
+    let (mut process_kills, mut server_kills, mut landed, mut between) = (0, 0, 0, 0);
     for kill in 0..setting("LATCHWORK_KILLS", 10) {
         let mut child = bank(&place);
         let began = Instant::now();
@@ -125,6 +125,9 @@ async fn money_is_conserved_while_the_process_and_the_server_are_killed() {
             process_kills += 1;
         }
         child.wait().unwrap();
+        let lines = number(&place.client().await, &format!("SELECT count(*) FROM {lines}")).await;
+        between += u32::from(lines > landed && lines < 2 * TRANSFERS);
+        landed = lines;
     }
     // The last life is not killed.
     assert!(bank(&place).wait_with_output().unwrap().status.success());
@@ -132,10 +135,13 @@ async fn money_is_conserved_while_the_process_and_the_server_are_killed() {
     let sum = number(&client, &format!("SELECT sum(cents)::bigint FROM {accounts}")).await;
     let all = number(&client, &format!("SELECT count(*) FROM {lines}")).await;
     let different = number(&client, &format!("SELECT count(DISTINCT (transfer, leg)) FROM {lines}")).await;
-    println!("{process_kills} kills of the process, {server_kills} of the server; {all} lines");
+    println!(
+        "{process_kills} kills of the process, {server_kills} of the server, {between} amid transfers; {all} lines"
+    );
     assert_eq!(sum, ACCOUNTS * CENTS, "money is conserved");
     assert_eq!((all, different), (2 * TRANSFERS, 2 * TRANSFERS), "each step has taken effect once");
     assert!(process_kills > 0 && server_kills > 0);
+    assert!(between >= 2, "kills before the first transfer and after the last show nothing");
     let store = place.store().await;
     assert_eq!(store.verify().await.unwrap(), []);
 }

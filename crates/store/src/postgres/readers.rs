@@ -1,0 +1,76 @@
+//! The connections for reads, which all callers share: they are opened when they are needed, and replaced when they are
+//! lost. Knows no table.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tokio_postgres::Row;
+
+use crate::postgres::Shared;
+use crate::postgres::link::{Link, Param, failed, is_lost};
+use crate::postgres::schema::Sql;
+use crate::postgres::writer::Answered;
+use crate::{Result, ServerFault, StoreError};
+
+impl Shared {
+    /// Runs statements that only read, on a connection that callers share. If it was lost, they are run once more on a
+    /// new one. A server that says nothing holds no caller for longer than it would hold a commit.
+    pub(super) async fn reading<T, F, Fut>(&self, run: F) -> Result<Answered<T>>
+    where
+        F: Fn(Arc<Link>) -> Fut,
+        Fut: Future<Output = Answered<T>>,
+    {
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed) % self.readers.len();
+        let mut is_last = self.is_frozen;
+        loop {
+            let link = self.in_time(self.reader(turn)).await??;
+            let error = match self.in_time(run(link.clone())).await {
+                Ok(Err(error)) if is_lost(&error) => error,
+                Ok(answered) => return Ok(answered),
+                Err(silent) => {
+                    self.give_up(turn, &link).await;
+                    return Err(silent);
+                }
+            };
+            self.give_up(turn, &link).await;
+            if is_last {
+                return Ok(Err(error));
+            }
+            is_last = true;
+        }
+    }
+
+    /// Runs one statement that only reads.
+    pub(super) async fn ask(&self, sql: &Sql, params: &[Param<'_>]) -> Result<Vec<Row>> {
+        let answered = self.reading(|link| async move { link.query(sql, params).await }).await?;
+        answered.map_err(|error| failed("read from", &error))
+    }
+
+    /// The next read opens another connection. That of a frozen store is all it has.
+    async fn give_up(&self, turn: usize, lost: &Arc<Link>) {
+        let mut reader = self.readers[turn].lock().await;
+        if !self.is_frozen && reader.as_ref().is_some_and(|link| Arc::ptr_eq(link, lost)) {
+            *reader = None;
+        }
+    }
+
+    pub(super) async fn reader(&self, turn: usize) -> Result<Arc<Link>> {
+        if self.is_closed() {
+            return Err(StoreError::Closed);
+        }
+        let mut reader = self.readers[turn].lock().await;
+        match &*reader {
+            Some(link) if !link.is_closed() => Ok(link.clone()),
+            _ if self.is_frozen => {
+                let cause = "the connection was lost; open the store again".into();
+                Err(StoreError::Server { action: "read from", cause, fault: ServerFault::Unreachable })
+            }
+            _ => {
+                let sql = &self.sql;
+                let often = [&sql.head, &sql.get, &sql.floor, &sql.scan_up, &sql.scan_down, &sql.touched, &sql.changed];
+                let link = Link::open(&self.address, if self.is_pooled { &[] } else { &often }).await?;
+                Ok(reader.insert(Arc::new(link)).clone())
+            }
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Reads and watches of a store on a server while connections are lost, answers stay away, notifications do not come,
+//! and clocks disagree.
+
+// A server takes its own time.
+#![allow(clippy::disallowed_methods)]
+
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use latchwork_store::tokio_postgres::{Client, NoTls, connect};
+use latchwork_store::*;
+
+use crate::postgres::options;
+use crate::server::Server;
+use crate::wire::Wire;
+
+async fn admin(server: &Server) -> Client {
+    let (client, connection) = connect(&server.url, NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+/// Every connection of the store is ended while none is in use; what is read next knows nothing of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reads_go_on_when_their_connections_are_lost() {
+    let (server, name) = (Server::start(), format!("reads_{}", std::process::id()));
+    let admin = admin(&server).await;
+    let url = format!("{} application_name={name}", server.url);
+    let store = options("reads").connections(4).connect(&url).await.unwrap();
+    let space = store.space(SpaceSpec::new("a").history(History::Forever)).await.unwrap();
+    let (key, all) = (space.key("k"), space.all());
+    let first = store.commit(Commit::new().put(&key, "1")).await.unwrap().applied().unwrap();
+    let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = $1";
+    for round in 0..30 {
+        // Each connection for reads is opened again before it is lost.
+        for _ in 0..4 {
+            store.generation().await.unwrap();
+        }
+        let view = store.view().await.unwrap();
+        let ended = admin.query_one(end, &[&name]).await.unwrap().get::<_, i64>(0);
+        assert!(ended >= 4, "{ended} connections are lost");
+        match round % 5 {
+            0 => assert!(view.get(&key).await.unwrap().is_some()),
+            1 => assert_eq!(view.scan(&all, Order::Ascending, 9).await.unwrap().len(), 1),
+            2 => assert_eq!(view.history(&key, 9).await.unwrap().len(), 1),
+            3 => assert_eq!(store.view().await.unwrap().generation(), first.generation),
+            _ => assert_eq!(store.postgres().unwrap().outbox_due(&[1], 9).await.unwrap(), []),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_says_nothing_holds_no_read_for_longer_than_the_patience() {
+    let server = Server::start();
+    let wire = Wire::to(&server, 1).await;
+    let store = options("silent").connections(1).patience(Duration::from_secs(1)).connect(&wire.url).await.unwrap();
+    let space = store.space(SpaceSpec::new("a")).await.unwrap();
+    let key = space.key("k");
+    store.commit(Commit::new().put(&key, "1")).await.unwrap().applied().unwrap();
+    let view = store.view().await.unwrap();
+    wire.be_silent(true);
+    // The second finds the connection gone, and the server says nothing to a new one.
+    for _ in 0..2 {
+        let (read, all) = (view.get(&key), space.all());
+        let read = tokio::time::timeout(Duration::from_secs(20), read).await.expect("it ends");
+        assert_eq!(read.unwrap_err().kind(), ErrorKind::Unavailable);
+        let scan = view.scan(&all, Order::Ascending, 9);
+        let scan = tokio::time::timeout(Duration::from_secs(20), scan).await.expect("it ends");
+        assert_eq!(scan.unwrap_err().kind(), ErrorKind::Unavailable);
+    }
+    wire.be_silent(false);
+    assert_eq!(view.get(&key).await.unwrap().unwrap().value, "1");
+}
+
+/// The function that notifies is replaced by one that only counts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_notification_that_is_lost_only_delays_a_watch() {
+    let (server, fake) = (Server::start(), format!("fake_{}", std::process::id()));
+    let admin = admin(&server).await;
+    let text = format!(
+        "CREATE SCHEMA {fake}; CREATE TABLE {fake}.lost (payload text);
+         CREATE FUNCTION {fake}.pg_notify(text, text) RETURNS void LANGUAGE sql AS
+           $$ INSERT INTO {fake}.lost VALUES ($2) $$"
+    );
+    admin.batch_execute(&text).await.unwrap();
+    let watching = options("unheard_of").connect(&server.url).await.unwrap();
+    let space = watching.space(SpaceSpec::new("a").history(History::Forever)).await.unwrap();
+    let mut watch = watching.watch(space.all(), watching.generation().await.unwrap()).await.unwrap();
+    let silent = format!("{} options='-c search_path={fake},pg_catalog'", server.url);
+    let silent = options("unheard_of").connect(&silent).await.unwrap();
+    for number in ["1", "2"] {
+        // The watch has looked, and waits.
+        let watched = tokio::spawn(async move { (watch.next().await.unwrap(), watch) });
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let commit = Commit::new().put(&space.key("k"), number);
+        let receipt = silent.commit(commit).await.unwrap().applied().unwrap();
+        let next = tokio::time::timeout(Duration::from_secs(30), watched).await.expect("it comes").unwrap();
+        assert_eq!(next.0.generation, receipt.generation);
+        watch = next.1;
+    }
+    let lost = format!("SELECT count(*) FROM {fake}.lost");
+    assert_eq!(admin.query_one(&lost, &[]).await.unwrap().get::<_, i64>(0), 2, "no notification was sent");
+}
+
+/// The clocks of three clients are an hour and a day apart, and one of them is set back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn times_rise_with_generations_whatever_the_clocks_of_clients_say() {
+    let server = Server::start();
+    let mut stores = Vec::new();
+    for seed in 1..=3 {
+        let (env, clock) = Env::seeded(seed);
+        let store = options("clocks").env(env).without_upkeep().connect(&server.url).await.unwrap();
+        stores.push((store, clock));
+    }
+    let hour = Duration::from_secs(3600);
+    stores[1].1.advance(hour);
+    stores[2].1.advance(24 * hour);
+    let space = stores[0].0.space(SpaceSpec::new("a").history(History::Forever)).await.unwrap();
+    let mut last = (Generation(0), Timestamp(0));
+    for round in 0..60_u64 {
+        let (store, clock) = &stores[(round * 7 % 3) as usize];
+        if round == 30 {
+            stores[2].1.jump_to(Timestamp(1));
+        }
+        clock.advance(Duration::from_millis(1));
+        let key = space.key("k");
+        let receipt = match round % 2 {
+            0 => store.commit(Commit::new().put(&key, "1")).await.unwrap().applied().unwrap(),
+            _ => {
+                let own = store.postgres().unwrap().begin().await.unwrap();
+                let ended = own.commit(Commit::new().put(&key, "1")).await.unwrap();
+                let SqlEnded::Applied(receipt) = ended else { panic!("{ended:?}") };
+                receipt
+            }
+        };
+        let item = store.view().await.unwrap().get(&key).await.unwrap().unwrap();
+        assert_eq!(item.generation, receipt.generation);
+        assert!(item.generation > last.0 && item.time >= last.1, "{:?} after {last:?}", (item.generation, item.time));
+        last = (item.generation, item.time);
+    }
+    assert!(last.1 > Timestamp(0).plus(24 * hour));
+}
+
+/// The future is polled once, and dropped.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dropping_the_future_of_a_commit_is_not_a_rollback() {
+    let (server, name) = (Server::start(), format!("public.dropped_{}", std::process::id()));
+    let admin = admin(&server).await;
+    admin.batch_execute(&format!("CREATE TABLE {name} (n bigint)")).await.unwrap();
+    let store = options("dropped").connect(&server.url).await.unwrap();
+    let other = options("dropped").connect(&server.url).await.unwrap();
+    // This handle has not seen the space yet, so it asks for it first.
+    let space = other.space(SpaceSpec::new("a")).await.unwrap();
+    for number in 0..10_i64 {
+        let own = store.postgres().unwrap().begin().await.unwrap();
+        own.tx().execute(&format!("INSERT INTO {name} VALUES ($1)"), &[&number]).await.unwrap();
+        let commit = Commit::new().put(&space.key(number.to_string()), "1");
+        assert!(own.commit(commit).now_or_never().is_none(), "it takes a while");
+        let landed = async {
+            while store.view().await.unwrap().get(&space.key(number.to_string())).await.unwrap().is_none() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), landed).await.expect("it lands");
+    }
+    let count = admin.query_one(&format!("SELECT count(*) FROM {name}"), &[]).await.unwrap();
+    assert_eq!(count.get::<_, i64>(0), 10);
+}
