@@ -202,6 +202,7 @@ impl<I: Send + 'static, O: Send + 'static> Block<I, O> {
     pub(crate) async fn begin(&self, around: &Arc<Frame>, path: BranchPath) -> BlockBegun<O> {
         let (BlockNode { kind, name, .. }, request) = (&*self.node, &around.request);
         let frame = around.child(&self.node, path);
+        request.expect_fit().await;
         if !frame.has_trace {
             return BlockBegun::Runs(frame);
         }

@@ -204,6 +204,7 @@ async fn requested<I: Data, O: Data>(
         request.tell(&FlowEvent::RequestStarted { action });
     }
     let frame = Frame::outermost(request, &block.node);
+    frame.request.expect_fit().await;
     let result = block.run(&frame, given.input).await;
     frame.take_events().iter().for_each(|event| frame.request.tell(event));
     frame.request.end();

@@ -108,7 +108,7 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
                 Ok(Flowing::Back(Box::new(value), text))
             })
         });
-        let read = |text: &str| serde_json::from_str::<V>(text).ok().map(|value| Box::new(value) as AnyValue);
+        let read = |text: &str| serde_json::from_str::<V>(text).map(|value| Box::new(value) as AnyValue);
         self.stages.iter_mut().last().into_iter().for_each(|stage| stage.back = Some((target, read)));
         self
     }

@@ -59,6 +59,8 @@ pub(crate) struct FlowRequest {
     checkpoints: Mutex<BTreeMap<BranchPath, Value>>,
     /// The states of blocks that run or have run.
     cells: Mutex<BTreeMap<BranchPath, Weak<StateCell>>>,
+    /// Why a recorded state cannot be used.
+    misfit: Mutex<Option<String>>,
 }
 
 /// What the journal holds of a block.
@@ -81,7 +83,8 @@ impl FlowRequest {
             run.or_stop(loaded).await;
         }
         let (entries, checkpoints) = (Mutex::new(entries), Mutex::new(checkpoints));
-        FlowRequest { ctx, asker, settings, entries, checkpoints, cells: Mutex::default() }
+        let (cells, misfit) = (Mutex::default(), Mutex::default());
+        FlowRequest { ctx, asker, settings, entries, checkpoints, cells, misfit }
     }
 
     pub(crate) fn run(&self) -> &Arc<Run> {
@@ -125,16 +128,31 @@ impl FlowRequest {
         self.run().park(format!("the recorded output of block {path} does not fit its type: {error}")).await
     }
 
+    /// Parks the request if a recorded state does not fit the type that the flow has now.
+    pub(crate) async fn expect_fit(&self) {
+        let misfit = self.misfit.lock().clone();
+        if let Some(reason) = misfit {
+            self.run().park(reason).await
+        }
+    }
+
     /// True if the journal holds operations of the code of a block, in its own branch.
     pub(crate) fn has_operations(&self, path: &BranchPath) -> bool {
         self.entries.lock().range(path.at(0)..path.trace()).next().is_some()
     }
 
-    /// The state of a block instance, from its checkpoint or with its defaults.
+    /// The state of a block instance, from its checkpoint or with its defaults. A checkpoint that does not fit the type
+    /// parks the request when the block begins: see [`FlowRequest::expect_fit`].
     pub(crate) fn cell(&self, path: &BranchPath, shape: &Arc<Shape>, is_durable: bool) -> Arc<StateCell> {
-        let checkpoint = self.checkpoints.lock().get(path).cloned();
+        let checkpoint = self.checkpoints.lock().get(path).filter(|_| is_durable).cloned();
+        let restored = checkpoint.map(|checkpoint| shape.restored(checkpoint));
+        if let Some(why) = restored.as_ref().and_then(|state| shape.check(state).err()) {
+            let reason = || format!("the recorded state of block {path} does not fit its type: {why}");
+            self.misfit.lock().get_or_insert_with(reason);
+        }
+        let state = restored.unwrap_or_else(|| (shape.defaults)());
         let limit = largest(&self.run().engine);
-        let cell = Arc::new(StateCell::new(path.clone(), shape, is_durable, checkpoint, limit));
+        let cell = Arc::new(StateCell::new(path.clone(), shape, is_durable, state, limit));
         self.cells.lock().insert(path.clone(), Arc::downgrade(&cell));
         cell
     }

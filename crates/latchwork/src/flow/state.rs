@@ -66,10 +66,9 @@ impl StateCell {
         path: BranchPath,
         shape: &Arc<Shape>,
         is_durable: bool,
-        checkpoint: Option<Value>,
+        state: Value,
         limit: usize,
     ) -> StateCell {
-        let state = checkpoint.map_or_else(|| (shape.defaults)(), |checkpoint| shape.restored(checkpoint));
         let versions = Versions { live: state.clone(), rev: 0, saved: state, since: Vec::new() };
         let name = format!("the state of {:?}", path.to_string().trim_end_matches('/'));
         StateCell {
