@@ -142,7 +142,12 @@ impl<S, V: Data + Clone, O: Carries<V>> Repeat<S, V, O> {
                 break;
             }
             if round >= self.most {
-                return Err(failed(BlockError::Endless { path: shown(&at), rounds: self.most }));
+                let endless = failed(BlockError::Endless { path: shown(&at), rounds: self.most });
+                if frame.records {
+                    // A second life must not ask the condition again: the state may have changed.
+                    request.note(&at, request.entry(Kind::Loop, name, gave(&endless)));
+                }
+                return Err(endless);
             }
             value = self.round(frame, &at, path, round, value).await?;
             round += 1;

@@ -2,6 +2,7 @@
 //! has failed, is recorded together with its trace, so that after an interruption the same one counts.
 
 use std::sync::Arc;
+use std::task::Poll;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -370,19 +371,18 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
         self.then(vec![label.clone()], move |frame, value, nth| {
             let (label, condition) = (label.clone(), condition.clone());
             Box::pin(async move {
-                if frame.chosen::<bool>(&label, nth).await == Some(true) {
-                    return Ok(value);
-                }
-                let holds = std::future::poll_fn(|_| match condition(&value, &Look::of(&frame)) {
-                    true => std::task::Poll::Ready(true),
-                    false if frame.works.left() == 0 => std::task::Poll::Ready(false),
-                    false => std::task::Poll::Pending,
+                let known: Option<bool> = frame.chosen(&label, nth).await;
+                let looked = std::future::poll_fn(|_| match known {
+                    Some(known) => Poll::Ready(known),
+                    None if condition(&value, &Look::of(&frame)) => Poll::Ready(true),
+                    None if frame.works.left() == 0 => Poll::Ready(false),
+                    None => Poll::Pending,
                 });
-                if !holds.await {
-                    return Err(failed(BlockError::NeverHolds { path: shown(&frame.path.named(&label, nth)) }));
+                let holds = looked.await;
+                match frame.choose(&label, nth, || holds).await? {
+                    true => Ok(value),
+                    false => Err(failed(BlockError::NeverHolds { path: shown(&frame.path.named(&label, nth)) })),
                 }
-                frame.choose(&label, nth, || true).await?;
-                Ok(value)
             })
         })
     }

@@ -304,9 +304,11 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
                 let first = || cases.iter().find(|case| (case.matches)(&value, &look));
                 let choose = || first().map(|case| case.block.node.name.to_string());
                 let chosen: Option<String> = frame.choose(&label, nth, choose).await?;
-                let is_chosen = |case: &&Case<S, V, O>| Some(&*case.block.node.name) == chosen.as_deref();
-                // The block that was chosen may not exist any more.
-                match cases.iter().find(is_chosen).or_else(first) {
+                // The block that was chosen may not exist any more. That no case matched stays as it is.
+                let case = chosen.and_then(|name| {
+                    cases.iter().find(|case| *case.block.node.name == *name).or_else(first)
+                });
+                match case {
                     Some(case) => case.block.perform(&frame, nth, value).await,
                     None => Err(failed(BlockError::NoMatch { path: shown(&frame.path.named(&label, nth)) })),
                 }

@@ -4,6 +4,7 @@ mod bad_input;
 mod board;
 mod changes;
 mod crash;
+mod failures;
 mod kill;
 mod rounds;
 mod state;
