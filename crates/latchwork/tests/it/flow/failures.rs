@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use latchwork::flow::{Flow, Look, SequencerBuilder, handler, sequencer, when};
 use latchwork::testing::Crashes;
-use latchwork::workflow::Failure;
+use latchwork::workflow::{Ctx, Failure};
 use parking_lot::Mutex;
 use serde_json::json;
 
-use super::{Log, Tally, add, input, note, only, tally};
+use super::{Log, Tally, add, failure, input, note, only, requested, tally};
 
 type Build = fn(SequencerBuilder<Tally, i64, i64>, &Log) -> SequencerBuilder<Tally, i64, i64>;
 
@@ -59,5 +59,26 @@ async fn a_verb_that_has_failed_fails_again_after_a_crash_in_its_rescue() {
             assert_eq!((state.total, state.by.get("mended")), (101, Some(&1)), "{verb}, {crash}");
         });
         assert!(count.await >= 6, "{verb}");
+    }
+}
+
+/// Code of a workflow that a body calls with its own context.
+async fn begins_anew(ctx: &Ctx) -> Result<i64, Failure> {
+    ctx.continue_as_new(json!({"input": 7})).await
+}
+
+#[tokio::test]
+async fn a_body_cannot_continue_as_new() {
+    let log = Log::default();
+    for is_within in [false, true] {
+        let anew = handler("anew").run(move |ctx, _: i64| async move {
+            match is_within {
+                true => ctx.join((async |ctx: Ctx| begins_anew(&ctx).await, async |_: Ctx| ())).await.0,
+                false => begins_anew(&ctx).await,
+            }
+        });
+        let chain = sequencer("chain").state::<Tally>().step(&add("a", &log)).step(&anew).build().unwrap();
+        let failure = failure(requested(&only(chain), 1).await.0);
+        assert_eq!((failure.code(), failure.step()), ("latchwork.continue_as_new", Some("chain/anew")), "{failure}");
     }
 }
