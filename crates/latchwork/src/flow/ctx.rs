@@ -117,16 +117,36 @@ impl<P> BlockCtx<P> {
         Ok(self.stored(|states| states.org(org)))
     }
 
-    /// An effect that must not be repeated when the body runs again. It is a step of this run of the block, and `key`
-    /// is its name: once its result is recorded, that is returned. It is tried again if it fails, with the same
-    /// idempotency key. Another round of a loop runs it again.
+    /// An effect that must not be repeated when the body runs again. It is a step of this run of the block, and is found
+    /// by its key, wherever in the body it is called: once its result is recorded, every call with the key returns that.
+    /// It is tried again if it fails, with the same idempotency key. Another round of a loop runs it again.
+    ///
+    /// ```
+    /// # use latchwork::flow::handler;
+    /// # async fn charge(cents: u64) -> std::io::Result<String> { Ok(String::new()) }
+    /// let charges = handler("charges").run(async |ctx, cents: u64| {
+    ///     ctx.run_once("charge", async || Ok(charge(cents).await?)).await
+    /// });
+    /// ```
     pub async fn run_once<F, Fut, T>(&self, key: &str, body: F) -> Result<T, Failure>
     where
         F: Fn() -> Fut + Send + Sync,
         Fut: Future<Output = Result<T, Failure>> + Send,
         T: Serialize + DeserializeOwned + Send,
     {
-        self.ctx.run(key, body).await
+        let known = self.frame.effect(key);
+        // A second call with the key waits for the first one.
+        let mut known = known.lock().await;
+        if let Some(known) = &*known {
+            let value = known.clone()?;
+            return T::deserialize(value).map_err(|error| Failure::misfit("the result of an effect", &error));
+        }
+        let result = self.frame.aside(&self.ctx, key, |ctx| async move { ctx.run(key, body).await }).await;
+        *known = Some(match &result {
+            Ok(value) => json::to_value(value).map_err(|error| Failure::no_json("the result of an effect", &error)),
+            Err(failure) => Err(failure.clone()),
+        });
+        result
     }
 }
 

@@ -1,6 +1,7 @@
 //! A block that runs: its path, its state, and the block around it. It runs the body of a handler in a branch of its
 //! own, so that the operations of the body are replayed. It does not know the verbs.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
 use std::task::Poll;
@@ -8,6 +9,7 @@ use std::task::Poll;
 use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::flow::block::BlockNode;
 use crate::flow::ctx::BlockCtx;
@@ -16,10 +18,17 @@ use crate::flow::state::StateCell;
 use crate::flow::stream::{FlowEvent, StepState};
 use crate::flow::work::Works;
 use crate::workflow::Failure;
+use crate::workflow::ctx::Ctx;
 use crate::workflow::ctx::step::caught;
 use crate::workflow::journal::place::BranchPath;
-use crate::workflow::run::{Branch, Doing, OpInProgress};
+use crate::workflow::run::{Branch, Doing, OpInProgress, hash_text};
 use crate::workflow::stored::record::{EntryState, Kind, WaitsFor};
+
+/// The result of an effect, once there is one. Its lock is held while the effect runs.
+type Effect = tokio::sync::Mutex<Option<Result<Value, Failure>>>;
+
+/// The longest key of an effect that its place shows; the place of a longer one has a hash of it.
+const KEY_BYTES: usize = 64;
 
 pub(crate) struct Frame {
     pub(crate) request: Arc<FlowRequest>,
@@ -36,6 +45,8 @@ pub(crate) struct Frame {
     /// The states of the blocks that have begun in here, in order.
     pub(crate) begun: Mutex<Vec<(Arc<str>, Arc<StateCell>)>>,
     pub(crate) works: Works,
+    /// The results of the effects of the body, by their keys.
+    effects: Mutex<BTreeMap<String, Arc<Effect>>>,
     /// The events since the last boundary.
     events: Arc<Mutex<Vec<FlowEvent>>>,
 }
@@ -57,6 +68,7 @@ impl Frame {
             records: node.is_durable,
             begun: Mutex::default(),
             works: Works::default(),
+            effects: Mutex::default(),
             events: Arc::default(),
         })
     }
@@ -86,6 +98,7 @@ impl Frame {
             records: is_durable,
             begun: Mutex::default(),
             works: Works::default(),
+            effects: Mutex::default(),
             events,
         })
     }
@@ -223,5 +236,31 @@ impl Frame {
             }
             None => Err(run.why_cancelled(&self.path.at(0))),
         }
+    }
+
+    /// What is known of an effect of the body.
+    pub(crate) fn effect(&self, key: &str) -> Arc<Effect> {
+        self.effects.lock().entry(key.into()).or_default().clone()
+    }
+
+    /// Runs an operation of the body at a place that has the name of its key, and not a number.
+    pub(crate) async fn aside<T, F>(&self, ctx: &Ctx, key: &str, operate: impl FnOnce(Ctx) -> F) -> T
+    where
+        F: Future<Output = T>,
+    {
+        let run = self.request.run();
+        let name = match key.len() {
+            0..=KEY_BYTES => format!("once>{key}"),
+            _ => format!("once>{:016x}", hash_text(key)),
+        };
+        let path = self.path.named(&name, 0);
+        // Meanwhile the branch of the caller does nothing else.
+        let here = ctx.begins().await;
+        let branch = Branch::forked(path.clone(), self.request.has_operations(&path));
+        let in_saga = Branch::polled(run).is_some_and(|(_, in_saga)| in_saga);
+        let mut running = std::pin::pin!(operate(ctx.on(branch.clone())));
+        let done = std::future::poll_fn(|context| branch.poll(run, in_saga, || running.as_mut().poll(context))).await;
+        here.ends();
+        done
     }
 }

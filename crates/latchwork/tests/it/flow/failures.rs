@@ -82,3 +82,58 @@ async fn a_body_cannot_continue_as_new() {
         assert_eq!((failure.code(), failure.step()), ("latchwork.continue_as_new", Some("chain/anew")), "{failure}");
     }
 }
+
+#[tokio::test]
+async fn run_once_returns_the_first_record_of_its_key() {
+    let log = Log::default();
+    let effects = log.clone();
+    let twice = handler("twice").run(move |ctx, value: i64| {
+        let log = effects.clone();
+        async move {
+            let effect = async |number: i64| {
+                log.add(&format!("effect {number}"));
+                Ok(number)
+            };
+            let first = ctx.run_once("charge", async || effect(value).await).await?;
+            let second: i64 = ctx.run_once("charge", async || effect(value + 10).await).await?;
+            let other: i64 = ctx.run_once("mail", async || effect(value + 20).await).await?;
+            // Out of memory: the body runs again.
+            ctx.sleep(std::time::Duration::from_secs(3600)).await?;
+            let third: i64 = ctx.run_once("charge", async || effect(value + 30).await).await?;
+            let (ctx, other_ctx) = (ctx.clone(), ctx.clone());
+            let beside = ctx.join((
+                async |_: Ctx| ctx.run_once("beside", async || effect(40).await).await,
+                async |_: Ctx| other_ctx.run_once("beside", async || effect(50).await).await,
+            ));
+            let (left, right) = beside.await;
+            Ok([first, second, third, other, left?, right?].iter().fold(0, |sum, it| sum * 100 + it))
+        }
+    });
+    let chain = sequencer("chain").state::<Tally>().step(&twice).build().unwrap();
+    let (result, _, _) = requested(&only(chain), 1).await;
+    assert_eq!(result.unwrap(), 10_101_214_040);
+    assert_eq!(log.all(), ["effect 1", "effect 21", "effect 40"]);
+}
+
+/// A failure of the effect is recorded, too.
+#[tokio::test]
+async fn run_once_returns_the_recorded_failure_of_its_key() {
+    let log = Log::default();
+    let effects = log.clone();
+    let fails = handler("fails").run(move |ctx, value: i64| {
+        let log = effects.clone();
+        async move {
+            for _ in 0..2 {
+                let failed = ctx.run_once::<_, _, i64>("charge", async || {
+                    log.add("effect");
+                    Err(Failure::new("no funds").with_code("funds").not_retryable())
+                });
+                assert_eq!(failed.await.unwrap_err().code(), "funds");
+            }
+            Ok(value)
+        }
+    });
+    let chain = sequencer("chain").state::<Tally>().step(&fails).build().unwrap();
+    assert_eq!(requested(&only(chain), 1).await.0.unwrap(), 1);
+    assert_eq!(log.count("effect"), 1);
+}
