@@ -14,7 +14,6 @@ use crate::flow::error::{BlockError, FlowError, failed};
 use crate::flow::frame::Frame;
 use crate::flow::request::{Asker, shown};
 use crate::flow::state::{CellAnswer, StateCell};
-use crate::flow::stream::FlowEvent;
 use crate::json::{self, Path as JsonPath};
 use crate::state::{Changed, Container, StateError, StateOp, States};
 use crate::workflow::{Ctx, Failure};
@@ -214,7 +213,7 @@ impl<T> StateHandle<T> {
     /// Keeps what the stream tells of a change until the block's boundary.
     fn told(&self, (changed, told): CellAnswer) -> Changed {
         if let (Some(told), Some(cell)) = (told, &self.cell) {
-            self.frame.tell(FlowEvent::changed(&cell.path, told));
+            self.frame.tell_change(&cell.path, told);
         }
         changed
     }

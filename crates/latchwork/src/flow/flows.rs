@@ -207,7 +207,7 @@ async fn requested<I: Data, O: Data>(
     frame.request.expect_fit().await;
     let result = block.run(&frame, given.input).await;
     frame.take_events().iter().for_each(|event| frame.request.tell(event));
-    frame.request.end();
+    frame.request.end().await;
     result
 }
 

@@ -14,8 +14,9 @@ use serde_json::Value;
 use crate::flow::block::BlockNode;
 use crate::flow::ctx::BlockCtx;
 use crate::flow::request::{FlowRequest, FoundTrace, shown};
-use crate::flow::state::StateCell;
+use crate::flow::state::{StateCell, ToldChange};
 use crate::flow::stream::{FlowEvent, StepState};
+use crate::flow::untold::Untold;
 use crate::flow::work::Works;
 use crate::workflow::Failure;
 use crate::workflow::ctx::Ctx;
@@ -48,7 +49,7 @@ pub(crate) struct Frame {
     /// The results of the effects of the body, by their keys.
     effects: Mutex<BTreeMap<String, Arc<Effect>>>,
     /// The events since the last boundary.
-    events: Arc<Mutex<Vec<FlowEvent>>>,
+    untold: Arc<Mutex<Untold>>,
 }
 
 impl Frame {
@@ -56,7 +57,7 @@ impl Frame {
     /// as long as the request is.
     pub(crate) fn outermost(request: FlowRequest, node: &Arc<BlockNode>) -> Arc<Frame> {
         let path = BranchPath::default().named(&node.name, 0);
-        let own = node.shape.as_ref().map(|shape| request.cell(&path, shape, node.is_durable));
+        let own = node.shape.as_ref().map(|shape| request.cell(&path, shape, (node.is_durable, true)));
         Arc::new(Frame {
             request: Arc::new(request),
             covered_by: path.clone(),
@@ -69,23 +70,23 @@ impl Frame {
             begun: Mutex::default(),
             works: Works::default(),
             effects: Mutex::default(),
-            events: Arc::default(),
+            untold: Arc::default(),
         })
     }
 
     /// A block in this one.
     pub(crate) fn child(self: &Arc<Frame>, node: &Arc<BlockNode>, path: BranchPath) -> Arc<Frame> {
         let is_durable = self.records && node.is_durable;
-        let own = node.shape.as_ref().map(|shape| self.request.cell(&path, shape, is_durable));
+        let own = node.shape.as_ref().map(|shape| self.request.cell(&path, shape, (is_durable, self.records)));
         if let Some(cell) = &own {
             // Of several rounds, the last one counts.
             let mut begun = self.begun.lock();
             begun.retain(|(name, _)| *name != node.name);
             begun.push((node.name.clone(), cell.clone()));
         }
-        let (covered_by, events) = match self.records {
+        let (covered_by, untold) = match self.records {
             true => (path.clone(), Arc::default()),
-            false => (self.covered_by.clone(), self.events.clone()),
+            false => (self.covered_by.clone(), self.untold.clone()),
         };
         Arc::new(Frame {
             request: self.request.clone(),
@@ -99,7 +100,7 @@ impl Frame {
             begun: Mutex::default(),
             works: Works::default(),
             effects: Mutex::default(),
-            events,
+            untold,
         })
     }
 
@@ -135,11 +136,16 @@ impl Frame {
 
     /// Keeps an event until the next boundary.
     pub(crate) fn tell(&self, event: FlowEvent) {
-        self.events.lock().push(event);
+        self.untold.lock().tell(event);
+    }
+
+    /// Keeps a change of the state of a block until the next boundary.
+    pub(crate) fn tell_change(&self, owner: &BranchPath, change: ToldChange) {
+        self.untold.lock().change(owner, change);
     }
 
     pub(crate) fn take_events(&self) -> Vec<FlowEvent> {
-        std::mem::take(&mut self.events.lock())
+        self.untold.lock().take()
     }
 
     /// The block begins, unless it has begun before.

@@ -44,6 +44,7 @@ mod sequencer;
 mod state;
 mod stream;
 mod suspend;
+mod untold;
 mod work;
 
 pub use block::{Block, Data, HandlerBuilder, NoOutput, handler, router};

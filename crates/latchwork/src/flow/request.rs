@@ -2,7 +2,7 @@
 //! boundaries: the trace of a block, the checkpoints of the states it has changed and its events are one commit. It
 //! does not know what blocks do.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -14,12 +14,12 @@ use crate::flow::schema::Shape;
 use crate::flow::state::StateCell;
 use crate::flow::stream::FlowEvent;
 use crate::lane::Part;
-use crate::store::{Bytes, Order, Timestamp};
+use crate::store::{Bytes, Key, Order, Timestamp};
 use crate::workflow::ctx::Ctx;
 use crate::workflow::ctx::step::read_failure;
-use crate::workflow::journal::place::{BranchPath, Place};
+use crate::workflow::journal::place::{BranchPath, Place, TRACE};
 use crate::workflow::operate::history::read_entry;
-use crate::workflow::run::{OpInProgress, Run, largest};
+use crate::workflow::run::{MOST_BESIDE, OpInProgress, Run, largest};
 use crate::workflow::stored::keys::{journal_key, run_key};
 use crate::workflow::stored::record::{Entry, EntryState, Kind, WaitsFor, failure_text, next_page};
 use crate::workflow::{Failure, WorkflowError};
@@ -59,6 +59,8 @@ pub(crate) struct FlowRequest {
     checkpoints: Mutex<BTreeMap<BranchPath, Value>>,
     /// The states of blocks that run or have run.
     cells: Mutex<BTreeMap<BranchPath, Weak<StateCell>>>,
+    /// The keys of what was recorded inside blocks that have ended, as far as it is not removed.
+    litter: Mutex<Vec<Key>>,
     /// Why a recorded state cannot be used.
     misfit: Mutex<Option<String>>,
 }
@@ -77,14 +79,23 @@ impl FlowRequest {
     /// Loads what an earlier life of the request has left.
     pub(crate) async fn load(ctx: Ctx, asker: Asker, settings: Settings) -> FlowRequest {
         let run = ctx.run.clone();
-        let (mut entries, mut checkpoints) = (BTreeMap::new(), BTreeMap::new());
-        if !run.with(|state| state.residency.is_fresh()) {
-            let loaded = load(&run, &mut entries, &mut checkpoints).await;
-            run.or_stop(loaded).await;
+        let found = match run.with(|state| state.residency.is_fresh()) {
+            true => Found::default(),
+            false => {
+                let loaded = load(&run).await;
+                run.or_stop(loaded).await
+            }
+        };
+        FlowRequest {
+            ctx,
+            asker,
+            settings,
+            entries: Mutex::new(found.entries),
+            checkpoints: Mutex::new(found.checkpoints),
+            cells: Mutex::default(),
+            litter: Mutex::new(found.litter),
+            misfit: Mutex::default(),
         }
-        let (entries, checkpoints) = (Mutex::new(entries), Mutex::new(checkpoints));
-        let (cells, misfit) = (Mutex::default(), Mutex::default());
-        FlowRequest { ctx, asker, settings, entries, checkpoints, cells, misfit }
     }
 
     pub(crate) fn run(&self) -> &Arc<Run> {
@@ -143,7 +154,13 @@ impl FlowRequest {
 
     /// The state of a block instance, from its checkpoint or with its defaults. A checkpoint that does not fit the type
     /// parks the request when the block begins: see [`FlowRequest::expect_fit`].
-    pub(crate) fn cell(&self, path: &BranchPath, shape: &Arc<Shape>, is_durable: bool) -> Arc<StateCell> {
+    /// The second flag says whether the stream tells of it.
+    pub(crate) fn cell(
+        &self,
+        path: &BranchPath,
+        shape: &Arc<Shape>,
+        (is_durable, is_told): (bool, bool),
+    ) -> Arc<StateCell> {
         let checkpoint = self.checkpoints.lock().get(path).filter(|_| is_durable).cloned();
         let restored = checkpoint.map(|checkpoint| shape.restored(checkpoint));
         if let Some(why) = restored.as_ref().and_then(|state| shape.check(state).err()) {
@@ -152,7 +169,7 @@ impl FlowRequest {
         }
         let state = restored.unwrap_or_else(|| (shape.defaults)());
         let limit = largest(&self.run().engine);
-        let cell = Arc::new(StateCell::new(path.clone(), shape, is_durable, state, limit));
+        let cell = Arc::new(StateCell::new(path.clone(), shape, (is_durable, is_told), state, limit));
         self.cells.lock().insert(path.clone(), Arc::downgrade(&cell));
         cell
     }
@@ -181,13 +198,10 @@ impl FlowRequest {
     pub(crate) fn boundary(&self, block: &BranchPath, at: &BranchPath, entry: Entry, events: Vec<FlowEvent>) {
         let (run, kept) = (self.run(), self.run().kept());
         let changed: Vec<(BranchPath, Value)> = self.settled(|cell| cell.settle(block));
-        let over = run.with(|state| state.settle(block));
-        let (id, number) = (&run.id, run.number().1);
-        let key = |place: &Place| run.engine.spaces.journal.key(journal_key(id, number, place));
-        let mut part = over.iter().fold(Part::default(), |part, place| part.delete(&key(place)));
+        let mut part = self.remove(block, Part::default());
         if block != at {
             // The round of a loop leaves nothing behind but the loop's own entry.
-            part = self.forget(block, part, &key);
+            part = self.forget(block, part);
         }
         self.entries.lock().retain(|place, _| !place.branch.is_within(block));
         run.put_with(&at.trace(), entry, (!part.writes().is_empty()).then(|| part.into()));
@@ -199,33 +213,49 @@ impl FlowRequest {
         events.iter().for_each(|event| self.tell(event));
     }
 
+    /// The key of an entry of the journal.
+    fn key(&self, place: &Place) -> Key {
+        let run = self.run();
+        run.engine.spaces.journal.key(journal_key(&run.id, run.number().1, place))
+    }
+
+    /// Removes what was recorded inside a block that ends. A commit removes only so much: its trace hides the rest, which
+    /// later commits remove.
+    fn remove(&self, block: &BranchPath, part: Part) -> Part {
+        let over = self.run().with(|state| state.settle(block));
+        let (first, rest) = over.split_at(over.len().min(MOST_BESIDE));
+        self.litter.lock().extend(rest.iter().map(|place| self.key(place)));
+        first.iter().fold(part, |part, place| part.delete(&self.key(place)))
+    }
+
     /// Removes the trace and the checkpoints of a round.
-    fn forget(&self, block: &BranchPath, mut part: Part, key: &impl Fn(&Place) -> crate::store::Key) -> Part {
+    fn forget(&self, block: &BranchPath, mut part: Part) -> Part {
         let (run, kept) = (self.run(), self.run().kept());
         let (is_stored, rest) = run.with(|state| state.forget(&block.trace()));
         part = rest.into_iter().fold(part, Part::and);
         if is_stored {
-            part = part.delete(&key(&block.trace()));
+            part = part.delete(&self.key(&block.trace()));
         }
-        let mut cells = self.cells.lock();
-        let mut gone: Vec<BranchPath> = cells.keys().filter(|path| path.is_within(block)).cloned().collect();
-        cells.retain(|path, _| !path.is_within(block));
-        gone.extend(self.checkpoints.lock().keys().filter(|path| path.is_within(block)).cloned());
-        gone.sort();
-        gone.dedup();
-        gone.iter().for_each(|path| run.with(|state| state.beside.put(kept.checkpoint(path), None)));
+        let mut gone: BTreeSet<BranchPath> = BTreeSet::new();
+        let mut is_gone = |path: &BranchPath| {
+            let is_gone = path.is_within(block);
+            is_gone.then(|| gone.insert(path.clone()));
+            is_gone
+        };
+        self.cells.lock().retain(|path, _| !is_gone(path));
+        self.checkpoints.lock().retain(|path, _| !is_gone(path));
+        let mut keys: Vec<Key> = gone.iter().map(|path| kept.checkpoint(path)).collect();
+        self.litter.lock().extend(keys.split_off(keys.len().min(MOST_BESIDE)));
+        run.with(|state| keys.into_iter().for_each(|key| state.beside.put(key, None)));
         part
     }
 
     /// The chain goes back: what its blocks have recorded in this round is removed by the commit that records it.
     pub(crate) fn go_back(&self, at: &BranchPath, entry: Entry, round: &[BranchPath]) {
         let (run, mut part) = (self.run(), Part::default());
-        let (id, number) = (&run.id, run.number().1);
-        let key = |place: &Place| run.engine.spaces.journal.key(journal_key(id, number, place));
         for block in round {
-            let over = run.with(|state| state.settle(block));
-            part = over.iter().fold(part, |part, place| part.delete(&key(place)));
-            part = self.forget(block, part, &key);
+            part = self.remove(block, part);
+            part = self.forget(block, part);
             self.entries.lock().retain(|place, _| !place.branch.is_within(block));
         }
         run.put_with(&at.trace(), entry, (!part.writes().is_empty()).then(|| part.into()));
@@ -246,11 +276,23 @@ impl FlowRequest {
         }
     }
 
-    /// Waits until the next commit has room: many blocks may begin or end side by side.
+    /// Waits until the next commit has room: many blocks may begin or end side by side, and the end of one may have left
+    /// more behind than a commit can remove.
     pub(crate) async fn room(&self) {
-        while self.run().is_full() {
-            self.flush().await;
+        let run = self.run();
+        while run.is_full() || run.with(|state| state.beside.is_full()) || self.sweeps() {
+            OpInProgress::begin(run, WaitsFor::Store).make_room().await;
         }
+    }
+
+    /// Removes some of the litter with the next commit. False if there is none.
+    fn sweeps(&self) -> bool {
+        let mut litter = self.litter.lock();
+        let left = litter.len().saturating_sub(MOST_BESIDE);
+        let some = litter.split_off(left);
+        let is_some = !some.is_empty();
+        self.run().with(|state| some.into_iter().for_each(|key| state.beside.put(key, None)));
+        is_some
     }
 
     /// Makes everything so far durable.
@@ -266,14 +308,18 @@ impl FlowRequest {
     }
 
     /// The request ends: its checkpoints go if its flow says so.
-    pub(crate) fn end(&self) {
+    pub(crate) async fn end(&self) {
         if !self.settings.cleanup_checkpoints {
             return;
         }
         let (run, kept) = (self.run(), self.run().kept());
-        let mut paths: Vec<BranchPath> = self.cells.lock().keys().cloned().collect();
+        let mut paths: BTreeSet<BranchPath> = self.cells.lock().keys().cloned().collect();
         paths.extend(self.checkpoints.lock().keys().cloned());
-        paths.iter().for_each(|path| run.with(|state| state.beside.put(kept.checkpoint(path), None)));
+        // The last commit removes the outermost ones.
+        while let Some(path) = paths.pop_last() {
+            run.with(|state| state.beside.put(kept.checkpoint(&path), None));
+            self.room().await;
+        }
     }
 }
 
@@ -286,20 +332,24 @@ pub(crate) fn gave(failure: &Failure) -> EntryState {
     EntryState::Gave(failure_text(failure))
 }
 
-async fn load(
-    run: &Arc<Run>,
-    entries: &mut BTreeMap<Place, Entry>,
-    checkpoints: &mut BTreeMap<BranchPath, Value>,
-) -> Result<(), WorkflowError> {
-    let (engine, kept) = (&run.engine, run.kept());
+/// What an earlier life of a request has left.
+#[derive(Default)]
+struct Found {
+    entries: BTreeMap<Place, Entry>,
+    checkpoints: BTreeMap<BranchPath, Value>,
+    /// The keys of what later commits were to remove.
+    litter: Vec<Key>,
+}
+
+async fn load(run: &Arc<Run>) -> Result<Found, WorkflowError> {
+    let (engine, kept, mut found) = (&run.engine, run.kept(), Found::default());
     let view = engine.store.view().await?;
     let mut rest = engine.spaces.journal.prefix(run_key(&run.id, run.number().1));
     while let Some(page) = next_page(&view, &mut rest, PAGE).await? {
         for (key, item) in page {
             let (place, entry, _) = read_entry(&run.id, &key, &item.value)?;
             if place.branch.is_named() {
-                run.with(|state| state.found(&place));
-                entries.insert(place, entry);
+                found.entries.insert(place, entry);
             }
         }
     }
@@ -308,11 +358,49 @@ async fn load(
         for (key, item) in page {
             let damaged = || WorkflowError::corrupt(format!("a checkpoint of execution {:?}", run.id));
             let path = kept.read_checkpoint(&key).ok_or_else(damaged)?;
-            checkpoints.insert(path, crate::json::parse_stored(&item.value).ok_or_else(damaged)?);
+            found.checkpoints.insert(path, crate::json::parse_stored(&item.value).ok_or_else(damaged)?);
         }
     }
     let last = view.scan(&kept.events(0), Order::Descending, 1).await?;
     let next = last.first().and_then(|(key, _)| kept.read_event(key)).map_or(0, |last| last + 1);
-    run.with(|state| state.beside.continue_at(next));
-    Ok(())
+    let (over, past) = left_behind(&found.entries, &found.checkpoints);
+    let key = |place: &Place| engine.spaces.journal.key(journal_key(&run.id, run.number().1, place));
+    found.litter.extend(over.iter().map(key));
+    found.litter.extend(past.iter().map(|path| kept.checkpoint(path)));
+    found.entries.retain(|place, _| !over.contains(place));
+    found.checkpoints.retain(|path, _| !past.contains(path));
+    run.with(|state| {
+        found.entries.keys().for_each(|place| state.found(place));
+        state.beside.continue_at(next);
+    });
+    Ok(found)
+}
+
+/// What lies in blocks that have ended, and in earlier rounds of loops: entries, and checkpoints of rounds. A crash has
+/// come before the commits that were to remove it.
+fn left_behind(
+    entries: &BTreeMap<Place, Entry>,
+    checkpoints: &BTreeMap<BranchPath, Value>,
+) -> (BTreeSet<Place>, BTreeSet<BranchPath>) {
+    let (mut over, mut past) = (BTreeSet::new(), BTreeSet::new());
+    for (trace, entry) in entries.iter().filter(|(place, _)| place.number == TRACE) {
+        let block = &trace.branch;
+        let round = match (&entry.state, &entry.progress) {
+            (EntryState::Done(_) | EntryState::Gave(_), _) => u32::MAX,
+            (_, Some(progress)) if entry.kind == Kind::Loop => {
+                serde_json::from_str(progress).map_or(0, |(round, _): (u32, serde::de::IgnoredAny)| round)
+            }
+            _ => continue,
+        };
+        let is_past = |path: &BranchPath| path.nth_after(block).is_none_or(|nth| nth < round);
+        let within = entries.range(block.at(0)..).map(|(place, _)| place);
+        let within = within.take_while(|place| place.branch.is_within(block));
+        over.extend(within.filter(|place| *place != trace && is_past(&place.branch)).cloned());
+        if entry.kind == Kind::Loop {
+            let within = checkpoints.range(block.clone()..).map(|(path, _)| path);
+            let within = within.take_while(|path| path.is_within(block)).filter(|path| *path != block);
+            past.extend(within.filter(|path| is_past(path)).cloned());
+        }
+    }
+    (over, past)
 }

@@ -364,8 +364,8 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
             let chain = chain.clone();
             Box::pin(async move {
                 let result = drive(&frame, chain.run(&frame, Box::new(input))).await;
-                if let Some(own) = &frame.own {
-                    frame.tell(FlowEvent::StateSnapshot { scope: shown(&frame.path), state: own.shown() });
+                if let Some(state) = frame.own.as_ref().and_then(|own| own.shown()) {
+                    frame.tell(FlowEvent::StateSnapshot { scope: shown(&frame.path), state });
                 }
                 take(&frame, result?)
             })

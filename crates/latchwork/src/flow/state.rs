@@ -24,8 +24,9 @@ pub(crate) struct StateCell {
     /// The name, for messages.
     name: String,
     shape: Arc<Shape>,
-    /// Whether checkpoints are made of it.
-    pub(crate) is_durable: bool,
+    /// Whether checkpoints are made of it, and whether the stream tells of it.
+    is_durable: bool,
+    is_told: bool,
     /// How many bytes a checkpoint may have.
     limit: usize,
     /// Held by the mutation that runs. Tasks get it in the order in which they asked.
@@ -56,16 +57,20 @@ pub(crate) struct ToldChange {
     pub(crate) path: String,
     pub(crate) delta: Value,
     pub(crate) rev: u64,
+    /// The state before and after it, without transient fields.
+    pub(crate) before: Value,
+    pub(crate) after: Value,
 }
 
-/// The answer of a mutation, and what the stream tells of it: nothing if only transient fields have changed.
+/// The answer of a mutation, and what the stream tells of it: nothing if only transient fields have changed, or if the
+/// stream does not tell of the state.
 pub(crate) type CellAnswer = (Changed, Option<ToldChange>);
 
 impl StateCell {
     pub(crate) fn new(
         path: BranchPath,
         shape: &Arc<Shape>,
-        is_durable: bool,
+        (is_durable, is_told): (bool, bool),
         state: Value,
         limit: usize,
     ) -> StateCell {
@@ -76,6 +81,7 @@ impl StateCell {
             name,
             shape: shape.clone(),
             is_durable,
+            is_told,
             limit,
             turn: tokio::sync::Mutex::new(()),
             versions: Mutex::new(versions),
@@ -95,9 +101,9 @@ impl StateCell {
         self.versions.lock().rev
     }
 
-    /// The state without its transient fields.
-    pub(crate) fn shown(&self) -> Value {
-        self.shape.durable(&self.versions.lock().live)
+    /// The state without its transient fields, for the stream.
+    pub(crate) fn shown(&self) -> Option<Value> {
+        self.is_told.then(|| self.shape.durable(&self.versions.lock().live))
     }
 
     fn identity(self: &Arc<StateCell>) -> Identity {
@@ -194,31 +200,39 @@ impl StateCell {
         if self.is_durable && length > self.limit {
             return Err(StateError::TooLarge { key: self.name.clone(), length, limit: self.limit });
         }
-        let told = self.told(operation, &ops, &versions.live, &after);
-        versions.rev += 1;
-        versions.live = after;
+        let rev = versions.rev + 1;
+        let told = self.told(operation, &ops, (&versions.live, &after), rev);
+        (versions.rev, versions.live) = (rev, after);
         versions.since.push(Made { by: by.clone(), ops });
-        let rev = versions.rev;
         let changed = Changed { value, rev: Rev(rev), changed: true, repeated: false };
-        Ok((changed, told.map(|(path, delta)| ToldChange { operation, path, delta, rev })))
+        Ok((changed, told))
     }
 
     /// What the stream tells of a change: the operation's argument without transient fields.
-    fn told(&self, operation: &'static str, ops: &[StateOp], before: &Value, after: &Value) -> Option<(String, Value)> {
-        let shown = |state: &Value| self.shape.durable(state);
-        let (before, after) = (shown(before), shown(after));
+    fn told(
+        &self,
+        operation: &'static str,
+        ops: &[StateOp],
+        (before, after): (&Value, &Value),
+        rev: u64,
+    ) -> Option<ToldChange> {
+        if !self.is_told {
+            return None;
+        }
+        let (before, after) = (self.shape.durable(before), self.shape.durable(after));
         if before == after {
             return None;
         }
-        match ops {
+        let (path, delta) = match ops {
             [
                 op @ (StateOp::Increment(..) | StateOp::Push(..) | StateOp::SetRecord(..) | StateOp::DeleteRecord(..)),
             ] if operation != "atomic_state" => {
                 let event = op.event(operation);
-                Some((event.path, event.delta))
+                (event.path, event.delta)
             }
-            _ => Some((String::new(), difference(Some(&before), Some(&after)))),
-        }
+            _ => (String::new(), difference(Some(&before), Some(&after))),
+        };
+        Some(ToldChange { operation, path, delta, rev, before, after })
     }
 
     /// A block has ended: the checkpoint takes over its changes. Returns the new checkpoint, if it has changed.

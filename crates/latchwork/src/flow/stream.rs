@@ -51,7 +51,7 @@ pub enum FlowEvent {
     StateChange {
         /// The path of the block that the state belongs to.
         scope: String,
-        /// The name of the operation.
+        /// The name of the operation; `several` if the event tells of many changes.
         operation: String,
         /// The path in the state; empty for the whole state.
         #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -121,7 +121,7 @@ impl FlowEvent {
     }
 
     pub(crate) fn changed(owner: &BranchPath, told: ToldChange) -> FlowEvent {
-        let ToldChange { operation, path, delta, rev } = told;
+        let ToldChange { operation, path, delta, rev, .. } = told;
         FlowEvent::StateChange { scope: shown(owner), operation: operation.into(), path, delta, rev }
     }
 }

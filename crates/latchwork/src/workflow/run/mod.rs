@@ -46,6 +46,7 @@ use crate::workflow::{Boxed, ExecutionId, Failure, Result, WorkflowError};
 pub(crate) use board::{Boarded, KEYED, OpEffect, RECORD, RefusalVerdict, turn};
 pub(crate) use branch::Branch;
 pub(crate) use decide::Todo;
+pub(crate) use beside::MOST_BESIDE;
 use inbox::Inbox;
 pub(crate) use inbox::{Address, Received};
 use known::KnownRecord;

@@ -6,6 +6,7 @@ mod changes;
 mod crash;
 mod failures;
 mod kill;
+mod large;
 mod rounds;
 mod state;
 mod stream;
