@@ -174,7 +174,7 @@ impl<T> StateHandle<T> {
         self.cell.as_ref().map(|cell| cell.read()).unwrap_or_default()
     }
 
-    /// How often the state was changed in this stay in memory.
+    /// How often the state was changed. After an interruption it continues at the last checkpoint.
     pub fn rev(&self) -> u64 {
         self.cell.as_ref().map_or(0, |cell| cell.rev())
     }

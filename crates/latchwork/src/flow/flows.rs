@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::flow::block::{Block, BlockNode, Data, check_name};
+use crate::flow::checkpoint::Checkpoint;
 use crate::flow::error::{FlowError, Result};
 use crate::flow::frame::Frame;
 use crate::flow::request::{Asker, FlowRequest, Settings, shown};
@@ -19,6 +20,7 @@ use crate::flow::schema::{StatePart, merge};
 use crate::flow::stream::{Events, FlowEvent};
 use crate::flow::suspend::{self, AnswerKind, Suspension, Suspensions};
 use crate::json;
+use crate::record::Record;
 use crate::store::Order;
 use crate::workflow::{
     Ctx, Engine, EngineBuilder, ExecutionId, Failure, Handle, Queue, Workflow, WorkflowError, workflow,
@@ -472,7 +474,9 @@ impl RequestHandle {
         let mut checkpoints = BTreeMap::new();
         for (key, item) in found {
             let path = kept.read_checkpoint(&key).ok_or_else(damaged)?;
-            checkpoints.insert(shown(&path), json::parse_stored(&item.value).ok_or_else(damaged)?);
+            let place = || format!("checkpoint {path} of execution {id:?}");
+            let checkpoint = Checkpoint::decode(&item.value).map_err(|why| WorkflowError::from(why.at(place())))?;
+            checkpoints.insert(shown(&path), checkpoint.state);
         }
         Ok(checkpoints)
     }

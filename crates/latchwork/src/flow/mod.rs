@@ -31,6 +31,7 @@
 mod block;
 mod board;
 mod chain;
+mod checkpoint;
 mod ctx;
 mod delta;
 mod error;

@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
+use crate::flow::checkpoint::Checkpoint;
 use crate::flow::schema::Shape;
 use crate::flow::state::StateCell;
 use crate::flow::stream::FlowEvent;
 use crate::lane::Part;
+use crate::record::Record;
 use crate::store::{Bytes, Key, Order, Timestamp};
 use crate::workflow::ctx::Ctx;
 use crate::workflow::ctx::step::read_failure;
@@ -56,7 +57,7 @@ pub(crate) struct FlowRequest {
     /// The entries of the journal that no block has asked for, as an earlier life has left them.
     entries: Mutex<BTreeMap<Place, Entry>>,
     /// The checkpoints of an earlier life.
-    checkpoints: Mutex<BTreeMap<BranchPath, Value>>,
+    checkpoints: Mutex<BTreeMap<BranchPath, Checkpoint>>,
     /// The states of blocks that run or have run.
     cells: Mutex<BTreeMap<BranchPath, Weak<StateCell>>>,
     /// The keys of what was recorded inside blocks that have ended, as far as it is not removed.
@@ -162,12 +163,14 @@ impl FlowRequest {
         (is_durable, is_told): (bool, bool),
     ) -> Arc<StateCell> {
         let checkpoint = self.checkpoints.lock().get(path).filter(|_| is_durable).cloned();
-        let restored = checkpoint.map(|checkpoint| shape.restored(checkpoint));
-        if let Some(why) = restored.as_ref().and_then(|state| shape.check(state).err()) {
+        let restored = |it: Checkpoint| Checkpoint { state: shape.restored(it.state), ..it };
+        let restored = checkpoint.map(restored);
+        if let Some(why) = restored.as_ref().and_then(|it| shape.check(&it.state).err()) {
             let reason = || format!("the recorded state of block {path} does not fit its type: {why}");
             self.misfit.lock().get_or_insert_with(reason);
         }
-        let state = restored.unwrap_or_else(|| (shape.defaults)());
+        let new = || Checkpoint { state: (shape.defaults)(), rev: 0, held: Vec::new() };
+        let state = restored.unwrap_or_else(new);
         let limit = largest(&self.run().engine);
         let cell = Arc::new(StateCell::new(path.clone(), shape, (is_durable, is_told), state, limit));
         self.cells.lock().insert(path.clone(), Arc::downgrade(&cell));
@@ -197,7 +200,7 @@ impl FlowRequest {
     /// inside it and its events go into one commit, because nothing in here waits.
     pub(crate) fn boundary(&self, block: &BranchPath, at: &BranchPath, entry: Entry, events: Vec<FlowEvent>) {
         let (run, kept) = (self.run(), self.run().kept());
-        let changed: Vec<(BranchPath, Value)> = self.settled(|cell| cell.settle(block));
+        let changed = self.settled(|cell| cell.settle(block));
         let mut part = self.remove(block, Part::default());
         if block != at {
             // The round of a loop leaves nothing behind but the loop's own entry.
@@ -207,7 +210,7 @@ impl FlowRequest {
         run.put_with(&at.trace(), entry, (!part.writes().is_empty()).then(|| part.into()));
         for (path, value) in changed {
             let is_gone = block != at && path.is_within(block);
-            let value = (!is_gone).then(|| Bytes::from(value.to_string().into_bytes()));
+            let value = (!is_gone).then(|| value.encode());
             run.with(|state| state.beside.put(kept.checkpoint(&path), value));
         }
         events.iter().for_each(|event| self.tell(event));
@@ -261,7 +264,7 @@ impl FlowRequest {
         run.put_with(&at.trace(), entry, (!part.writes().is_empty()).then(|| part.into()));
     }
 
-    fn settled(&self, settle: impl Fn(&StateCell) -> Option<Value>) -> Vec<(BranchPath, Value)> {
+    fn settled(&self, settle: impl Fn(&StateCell) -> Option<Checkpoint>) -> Vec<(BranchPath, Checkpoint)> {
         let cells: Vec<Arc<StateCell>> = self.cells.lock().values().filter_map(Weak::upgrade).collect();
         cells.iter().filter_map(|cell| Some((cell.path.clone(), settle(cell)?))).collect()
     }
@@ -271,8 +274,7 @@ impl FlowRequest {
         let run = self.run();
         run.give_up(path);
         for (owner, value) in self.settled(|cell| cell.settle_within(path)) {
-            let value = Bytes::from(value.to_string().into_bytes());
-            run.with(|state| state.beside.put(run.kept().checkpoint(&owner), Some(value)));
+            run.with(|state| state.beside.put(run.kept().checkpoint(&owner), Some(value.encode())));
         }
     }
 
@@ -336,7 +338,7 @@ pub(crate) fn gave(failure: &Failure) -> EntryState {
 #[derive(Default)]
 struct Found {
     entries: BTreeMap<Place, Entry>,
-    checkpoints: BTreeMap<BranchPath, Value>,
+    checkpoints: BTreeMap<BranchPath, Checkpoint>,
     /// The keys of what later commits were to remove.
     litter: Vec<Key>,
 }
@@ -358,7 +360,10 @@ async fn load(run: &Arc<Run>) -> Result<Found, WorkflowError> {
         for (key, item) in page {
             let damaged = || WorkflowError::corrupt(format!("a checkpoint of execution {:?}", run.id));
             let path = kept.read_checkpoint(&key).ok_or_else(damaged)?;
-            found.checkpoints.insert(path, crate::json::parse_stored(&item.value).ok_or_else(damaged)?);
+            let checkpoint = Checkpoint::decode(&item.value);
+            let checkpoint =
+                checkpoint.map_err(|why| why.at(format!("checkpoint {path} of execution {:?}", run.id)))?;
+            found.checkpoints.insert(path, checkpoint);
         }
     }
     let last = view.scan(&kept.events(0), Order::Descending, 1).await?;
@@ -380,7 +385,7 @@ async fn load(run: &Arc<Run>) -> Result<Found, WorkflowError> {
 /// come before the commits that were to remove it.
 fn left_behind(
     entries: &BTreeMap<Place, Entry>,
-    checkpoints: &BTreeMap<BranchPath, Value>,
+    checkpoints: &BTreeMap<BranchPath, Checkpoint>,
 ) -> (BTreeSet<Place>, BTreeSet<BranchPath>) {
     let (mut over, mut past) = (BTreeSet::new(), BTreeSet::new());
     for (trace, entry) in entries.iter().filter(|(place, _)| place.number == TRACE) {

@@ -305,9 +305,8 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
                 let choose = || first().map(|case| case.block.node.name.to_string());
                 let chosen: Option<String> = frame.choose(&label, nth, choose).await?;
                 // The block that was chosen may not exist any more. That no case matched stays as it is.
-                let case = chosen.and_then(|name| {
-                    cases.iter().find(|case| *case.block.node.name == *name).or_else(first)
-                });
+                let case =
+                    chosen.and_then(|name| cases.iter().find(|case| *case.block.node.name == *name).or_else(first));
                 match case {
                     Some(case) => case.block.perform(&frame, nth, value).await,
                     None => Err(failed(BlockError::NoMatch { path: shown(&frame.path.named(&label, nth)) })),

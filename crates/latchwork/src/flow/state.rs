@@ -11,6 +11,7 @@ use futures_util::future::{Either, select};
 use parking_lot::Mutex;
 use serde_json::Value;
 
+use crate::flow::checkpoint::{Checkpoint, applied, apply_held};
 use crate::flow::delta::delta;
 use crate::flow::schema::Shape;
 use crate::state::{Changed, HeldContainers, Identity, StateError, StateOp, TimeoutOutcome, difference};
@@ -38,9 +39,13 @@ struct Versions {
     /// What readers see.
     live: Value,
     rev: u64,
-    /// What a checkpoint holds: the changes of blocks that have ended.
+    /// What a checkpoint holds: the changes of blocks that have ended. And those of them that do not fit without changes
+    /// of other blocks.
     saved: Value,
-    /// The other changes, in order.
+    held: Vec<Vec<StateOp>>,
+    /// Held changes of an earlier life that readers do not see yet.
+    unseen: Vec<Vec<StateOp>>,
+    /// The changes of blocks that have not ended, in order.
     since: Vec<Made>,
 }
 
@@ -71,10 +76,11 @@ impl StateCell {
         path: BranchPath,
         shape: &Arc<Shape>,
         (is_durable, is_told): (bool, bool),
-        state: Value,
+        Checkpoint { state, rev, held }: Checkpoint,
         limit: usize,
     ) -> StateCell {
-        let versions = Versions { live: state.clone(), rev: 0, saved: state, since: Vec::new() };
+        let (live, unseen) = (state.clone(), held.clone());
+        let versions = Versions { live, rev, saved: state, held, unseen, since: Vec::new() };
         let name = format!("the state of {:?}", path.to_string().trim_end_matches('/'));
         StateCell {
             path,
@@ -204,6 +210,8 @@ impl StateCell {
         let told = self.told(operation, &ops, (&versions.live, &after), rev);
         (versions.rev, versions.live) = (rev, after);
         versions.since.push(Made { by: by.clone(), ops });
+        let Versions { live, unseen, .. } = &mut *versions;
+        apply_held(&self.name, &self.shape, live, unseen);
         let changed = Changed { value, rev: Rev(rev), changed: true, repeated: false };
         Ok((changed, told))
     }
@@ -236,32 +244,34 @@ impl StateCell {
     }
 
     /// A block has ended: the checkpoint takes over its changes. Returns the new checkpoint, if it has changed.
-    pub(crate) fn settle(&self, block: &BranchPath) -> Option<Value> {
+    pub(crate) fn settle(&self, block: &BranchPath) -> Option<Checkpoint> {
         self.adopt(|by| by == block)
     }
 
     /// Blocks within a path were given up, and do not run again: what they have changed stays.
-    pub(crate) fn settle_within(&self, path: &BranchPath) -> Option<Value> {
+    pub(crate) fn settle_within(&self, path: &BranchPath) -> Option<Checkpoint> {
         self.adopt(|by| by.is_within(path))
     }
 
-    fn adopt(&self, is_over: impl Fn(&BranchPath) -> bool) -> Option<Value> {
+    fn adopt(&self, is_over: impl Fn(&BranchPath) -> bool) -> Option<Checkpoint> {
         let mut versions = self.versions.lock();
-        let over: Vec<Made> = versions.since.extract_if(.., |made| is_over(&made.by)).collect();
+        let Versions { live, rev, saved, held, unseen, since } = &mut *versions;
+        let over: Vec<Made> = since.extract_if(.., |made| is_over(&made.by)).collect();
         if over.is_empty() {
             return None;
         }
-        let mut saved = Some(std::mem::take(&mut versions.saved));
-        for op in over.iter().flat_map(|made| &made.ops) {
-            // An operation may rest on a change of a block that has not ended, and has no effect without it.
-            let _ = op.apply(&self.name, &mut saved);
+        held.extend(over.into_iter().map(|made| made.ops));
+        if since.is_empty() && unseen.is_empty() {
+            // Once all blocks have ended, the order of the calls counts, as readers see it.
+            saved.clone_from(live);
+            held.clear();
+        } else if applied(&self.name, &self.shape, saved, &held.concat()) {
+            held.clear();
+        } else {
+            apply_held(&self.name, &self.shape, saved, held);
         }
-        // Once all blocks have ended, the order of the calls counts, as readers see it.
-        versions.saved = match versions.since.is_empty() {
-            true => versions.live.clone(),
-            false => saved.unwrap_or_default(),
-        };
-        self.is_durable.then(|| self.shape.durable(&versions.saved))
+        let (state, rev, held) = (self.shape.durable(saved), *rev, held.clone());
+        self.is_durable.then_some(Checkpoint { state, rev, held })
     }
 }
 

@@ -58,7 +58,7 @@ pub enum FlowEvent {
         path: String,
         /// The argument, or the merge patch from the state before to the state after.
         delta: Value,
-        /// How often the state was changed since the request was loaded.
+        /// How often the state had been changed then. Changes of blocks that run side by side are told as each block ends.
         rev: u64,
     },
     /// The state of a sequencer that has ended.

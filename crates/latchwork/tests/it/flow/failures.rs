@@ -35,9 +35,7 @@ async fn a_verb_that_has_failed_fails_again_after_a_crash_in_its_rescue() {
         ("wait_for_condition", |chain, log| {
             chain.work(&note("a", log)).wait_for_condition(|_, ctx| ctx.state().total > 5)
         }),
-        ("branch", |chain, log| {
-            chain.branch(vec![when(|_, ctx: &Look<Tally>| ctx.state().total > 5, &add("a", log))])
-        }),
+        ("branch", |chain, log| chain.branch(vec![when(|_, ctx: &Look<Tally>| ctx.state().total > 5, &add("a", log))])),
     ];
     for (verb, build) in table {
         let current: Arc<Mutex<(Log, Option<Flow>)>> = Arc::default();

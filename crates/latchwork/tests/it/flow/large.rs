@@ -91,7 +91,8 @@ async fn a_body_may_change_its_state_more_often_than_a_commit_can_tell() {
     let state = tally(&request.checkpoints().await.unwrap(), "chain");
     assert_eq!((state.total, state.by.len(), state.by["0"]), (MANY, 6, 1572));
     // The stream tells of the same state, in fewer events.
-    let (mut told, mut count, mut last, mut events) = (json!({"total": 0, "seen": [], "by": {}}), 0, 0, request.events());
+    let (mut told, mut count, mut last, mut events) =
+        (json!({"total": 0, "seen": [], "by": {}}), 0, 0, request.events());
     while let Some(event) = events.next().await.unwrap() {
         if let FlowEvent::StateChange { operation, delta, rev, path, .. } = event.event {
             assert!(path.is_empty() && rev > last, "{operation} {rev}");
@@ -108,9 +109,8 @@ async fn an_ephemeral_sequencer_may_change_states_more_often_than_a_commit_can_t
     let log = Log::default();
     let inner = sequencer("inner").state::<Tally>().step(&add("a", &log)).build().unwrap();
     let quick = sequencer("quick").ephemeral().do_until(|v, _| *v >= 2 * MANY, &inner).tap(&add("b", &log));
-    let outer = handler("counts").needs::<TotalPart>().tap(async |ctx, _: i64| {
-        ctx.sequencer().inc([("total", 1)]).await
-    });
+    let outer =
+        handler("counts").needs::<TotalPart>().tap(async |ctx, _: i64| ctx.sequencer().inc([("total", 1)]).await);
     let quick = quick.do_while(|v, _| *v < 0, &add("never", &log)).tap(&outer).build().unwrap();
     let (output, request, _) = run(&only(sequencer("chain").state::<Tally>().step(&quick).build().unwrap())).await;
     assert_eq!(output, 2 * MANY);

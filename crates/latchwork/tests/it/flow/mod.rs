@@ -5,6 +5,7 @@ mod board;
 mod changes;
 mod crash;
 mod failures;
+mod held;
 mod kill;
 mod large;
 mod rounds;
