@@ -212,11 +212,15 @@ impl<I: Send + 'static, O: Send + 'static> Block<I, O> {
                 Err(error) => request.misfit(&frame.path, &error).await,
             },
             FoundTrace::Gave(failure) => BlockBegun::Over(Err(failure)),
-            FoundTrace::Begun(_) => BlockBegun::Runs(frame),
+            FoundTrace::Begun(_) => {
+                frame.runs();
+                BlockBegun::Runs(frame)
+            }
             FoundTrace::Nothing => {
                 request.run().effect().await;
                 request.room().await;
                 frame.begins();
+                frame.runs();
                 BlockBegun::Runs(frame)
             }
         }

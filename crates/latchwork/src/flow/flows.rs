@@ -209,6 +209,9 @@ async fn requested<I: Data, O: Data>(
     frame.request.expect_fit().await;
     let result = block.run(&frame, given.input).await;
     frame.take_events().iter().for_each(|event| frame.request.tell(event));
+    if let Some(failure) = result.as_ref().err().filter(|failure| !failure.is_cancelled()) {
+        frame.request.tell(&FlowEvent::error(&frame.path, failure));
+    }
     frame.request.end().await;
     result
 }

@@ -148,6 +148,11 @@ impl Frame {
         self.untold.lock().take()
     }
 
+    /// The block runs, for the first time or once more.
+    pub(crate) fn runs(&self) {
+        self.request.runs(&self.path, self.node.kind, &self.untold);
+    }
+
     /// The block begins, unless it has begun before.
     pub(crate) fn begins(&self) {
         let BlockNode { kind, name, .. } = &*self.node;
@@ -157,12 +162,8 @@ impl Frame {
 
     /// A boundary of this block: its trace is at the path `at`, its own or that of the loop that it is a round of.
     pub(crate) fn ends(&self, at: &BranchPath, kind: Kind, state: EntryState, progress: Option<String>) {
-        let how = match &state {
-            EntryState::Gave(_) => StepState::Failed,
-            _ => StepState::Completed,
-        };
         let mut events = self.take_events();
-        events.push(FlowEvent::step(&self.path, self.node.kind, how));
+        events.push(FlowEvent::ended(&self.path, self.node.kind, &state));
         let mut entry = self.request.entry(kind, &self.node.name, state);
         entry.progress = progress;
         self.request.boundary(&self.path, at, entry, events);

@@ -61,7 +61,7 @@ impl Drop for Left<'_> {
         let request = &self.frame.request;
         // A function that panics parks the request: the others are not given up, they run again later.
         if !request.run().is_stopping() && !std::thread::panicking() {
-            self.paths.iter().for_each(|(_, path)| request.give_up(path));
+            request.give_up(&self.paths.iter().map(|(_, path)| path.clone()).collect());
         }
     }
 }

@@ -12,10 +12,11 @@ use serde::{Deserialize, Serialize};
 use crate::flow::checkpoint::Checkpoint;
 use crate::flow::schema::Shape;
 use crate::flow::state::StateCell;
-use crate::flow::stream::FlowEvent;
+use crate::flow::stream::{FlowEvent, StepState};
+use crate::flow::untold::Untold;
 use crate::lane::Part;
 use crate::record::Record;
-use crate::store::{Bytes, Key, Order, Timestamp};
+use crate::store::{Key, Order, Timestamp};
 use crate::workflow::ctx::Ctx;
 use crate::workflow::ctx::step::read_failure;
 use crate::workflow::journal::place::{BranchPath, Place, TRACE};
@@ -58,8 +59,11 @@ pub(crate) struct FlowRequest {
     entries: Mutex<BTreeMap<Place, Entry>>,
     /// The checkpoints of an earlier life.
     checkpoints: Mutex<BTreeMap<BranchPath, Checkpoint>>,
-    /// The states of blocks that run or have run.
+    /// The states of blocks that run or have run, and the paths of those that may have a checkpoint.
     cells: Mutex<BTreeMap<BranchPath, Weak<StateCell>>>,
+    stored: Mutex<BTreeSet<BranchPath>>,
+    /// The kinds of the blocks that run, and what no boundary has told of them.
+    running: Mutex<BTreeMap<BranchPath, (Kind, Arc<Mutex<Untold>>)>>,
     /// The keys of what was recorded inside blocks that have ended, as far as it is not removed.
     litter: Mutex<Vec<Key>>,
     /// Why a recorded state cannot be used.
@@ -92,8 +96,10 @@ impl FlowRequest {
             asker,
             settings,
             entries: Mutex::new(found.entries),
+            stored: Mutex::new(found.checkpoints.keys().cloned().collect()),
             checkpoints: Mutex::new(found.checkpoints),
             cells: Mutex::default(),
+            running: Mutex::default(),
             litter: Mutex::new(found.litter),
             misfit: Mutex::default(),
         }
@@ -191,15 +197,20 @@ impl FlowRequest {
         self.run().put(&path.trace(), entry);
     }
 
+    /// A block runs: if it is given up, this is told of it.
+    pub(crate) fn runs(&self, path: &BranchPath, kind: Kind, untold: &Arc<Mutex<Untold>>) {
+        self.running.lock().insert(path.clone(), (kind, untold.clone()));
+    }
+
     pub(crate) fn tell(&self, event: &FlowEvent) {
-        let text = serde_json::to_vec(event).expect("an event can be written as JSON");
-        self.run().with(|state| state.beside.append(Bytes::from(text)));
+        self.run().with(|state| state.beside.append(event.encode()));
     }
 
     /// A step boundary: the trace, the checkpoints of what the block has changed, the removal of what was recorded
     /// inside it and its events go into one commit, because nothing in here waits.
     pub(crate) fn boundary(&self, block: &BranchPath, at: &BranchPath, entry: Entry, events: Vec<FlowEvent>) {
         let (run, kept) = (self.run(), self.run().kept());
+        self.running.lock().remove(block);
         let changed = self.settled(|cell| cell.settle(block));
         let mut part = self.remove(block, Part::default());
         if block != at {
@@ -239,14 +250,8 @@ impl FlowRequest {
         if is_stored {
             part = part.delete(&self.key(&block.trace()));
         }
-        let mut gone: BTreeSet<BranchPath> = BTreeSet::new();
-        let mut is_gone = |path: &BranchPath| {
-            let is_gone = path.is_within(block);
-            is_gone.then(|| gone.insert(path.clone()));
-            is_gone
-        };
-        self.cells.lock().retain(|path, _| !is_gone(path));
-        self.checkpoints.lock().retain(|path, _| !is_gone(path));
+        self.cells.lock().retain(|path, _| !path.is_within(block));
+        let gone = self.stored.lock().extract_if(.., |path| path.is_within(block)).collect::<Vec<_>>();
         let mut keys: Vec<Key> = gone.iter().map(|path| kept.checkpoint(path)).collect();
         self.litter.lock().extend(keys.split_off(keys.len().min(MOST_BESIDE)));
         run.with(|state| keys.into_iter().for_each(|key| state.beside.put(key, None)));
@@ -264,18 +269,42 @@ impl FlowRequest {
         run.put_with(&at.trace(), entry, (!part.writes().is_empty()).then(|| part.into()));
     }
 
+    /// The checkpoints that have changed. States of blocks that are gone are forgotten.
     fn settled(&self, settle: impl Fn(&StateCell) -> Option<Checkpoint>) -> Vec<(BranchPath, Checkpoint)> {
-        let cells: Vec<Arc<StateCell>> = self.cells.lock().values().filter_map(Weak::upgrade).collect();
-        cells.iter().filter_map(|cell| Some((cell.path.clone(), settle(cell)?))).collect()
+        let mut cells = Vec::new();
+        self.cells.lock().retain(|_, cell| {
+            let cell = cell.upgrade();
+            cells.extend(cell.clone());
+            cell.is_some()
+        });
+        let changed = cells.iter().filter_map(|cell| Some((cell.path.clone(), settle(cell)?)));
+        let changed: Vec<_> = changed.collect();
+        self.stored.lock().extend(changed.iter().map(|(path, _)| path.clone()));
+        changed
     }
 
     /// Blocks were given up and do not run again. What they have changed of the states of others stays.
-    pub(crate) fn give_up(&self, path: &BranchPath) {
+    pub(crate) fn give_up(&self, paths: &BTreeSet<BranchPath>) {
         let run = self.run();
-        run.give_up(path);
-        for (owner, value) in self.settled(|cell| cell.settle_within(path)) {
-            run.with(|state| state.beside.put(run.kept().checkpoint(&owner), Some(value.encode())));
+        paths.iter().for_each(|path| run.give_up(path));
+        let is_lost = |path: &BranchPath| paths.range(..=path).next_back().is_some_and(|lost| path.is_within(lost));
+        let changed = self.settled(|cell| cell.settle_where(is_lost));
+        for (owner, value) in &changed {
+            run.with(|state| state.beside.put(run.kept().checkpoint(owner), Some(value.encode())));
         }
+        let lost: Vec<_> = self.running.lock().extract_if(.., |path, _| is_lost(path)).collect();
+        let mut events: Vec<FlowEvent> = lost.iter().flat_map(|(_, (_, untold))| untold.lock().take()).collect();
+        if events.len() > MOST_BESIDE {
+            // More than a commit can tell.
+            let snapshot = |(owner, value): &(BranchPath, Checkpoint)| FlowEvent::StateSnapshot {
+                scope: shown(owner),
+                state: value.state.clone(),
+            };
+            events = changed.iter().map(snapshot).collect();
+        }
+        let steps = lost.iter().filter(|(path, _)| paths.contains(path)).take(MOST_BESIDE);
+        events.extend(steps.map(|(path, (kind, _))| FlowEvent::step(path, *kind, StepState::GivenUp)));
+        events.iter().for_each(|event| self.tell(event));
     }
 
     /// Waits until the next commit has room: many blocks may begin or end side by side, and the end of one may have left
@@ -315,8 +344,7 @@ impl FlowRequest {
             return;
         }
         let (run, kept) = (self.run(), self.run().kept());
-        let mut paths: BTreeSet<BranchPath> = self.cells.lock().keys().cloned().collect();
-        paths.extend(self.checkpoints.lock().keys().cloned());
+        let mut paths = std::mem::take(&mut *self.stored.lock());
         // The last commit removes the outermost ones.
         while let Some(path) = paths.pop_last() {
             run.with(|state| state.beside.put(kept.checkpoint(&path), None));

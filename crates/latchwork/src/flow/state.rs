@@ -248,9 +248,9 @@ impl StateCell {
         self.adopt(|by| by == block)
     }
 
-    /// Blocks within a path were given up, and do not run again: what they have changed stays.
-    pub(crate) fn settle_within(&self, path: &BranchPath) -> Option<Checkpoint> {
-        self.adopt(|by| by.is_within(path))
+    /// Blocks were given up, and do not run again: what they have changed stays.
+    pub(crate) fn settle_where(&self, is_lost: impl Fn(&BranchPath) -> bool) -> Option<Checkpoint> {
+        self.adopt(is_lost)
     }
 
     fn adopt(&self, is_over: impl Fn(&BranchPath) -> bool) -> Option<Checkpoint> {

@@ -115,3 +115,42 @@ async fn the_rev_of_a_state_rises_over_interruptions() {
     assert_eq!(revs.await, [1, 2, 3]);
     assert_eq!(log.all().last().unwrap(), "rev 3", "{:?}", log.all());
 }
+
+/// Events and checkpoints that a newer program has stored.
+#[tokio::test]
+async fn events_and_checkpoints_of_a_newer_version_are_refused() {
+    let counts = handler("counts").needs::<Stock>().run(async |ctx, value: i64| {
+        ctx.sequencer().inc([("counted", 1)]).await?;
+        Ok(value)
+    });
+    let waits = handler("waits").run(async |ctx, value: i64| {
+        ctx.receive::<()>("go").await?;
+        Ok(value)
+    });
+    let flow = only(sequencer("chain").state::<Stock>().step(&counts).step(&waits).build().unwrap());
+    let store = Store::memory().await.unwrap();
+    let engine = Engine::on(&store).flow(&flow).start().await.unwrap();
+    let request = engine.flow(&flow).run("run", 1).id("r").await.unwrap();
+    while checkpoint(&request).await.is_null() || engine.residents() > 0 {
+        store.env().sleep(Duration::from_millis(1)).await;
+    }
+    engine.stop();
+    assert!(super::newer(&store, "workflow.kept", b"{\"type\"").await > 2, "events");
+    assert_eq!(super::newer(&store, "workflow.kept", b"{\"state\"").await, 1, "a checkpoint");
+
+    let engine = Engine::on(&store).flow(&flow).start().await.unwrap();
+    let request = engine.flow(&flow).request("r");
+    let told = "has version 2; this program reads versions 1 to 1: use a newer program";
+    let refused = request.events().next().await.unwrap_err();
+    assert!(refused.to_string().contains(told), "{refused}");
+    let refused = request.checkpoints().await.unwrap_err();
+    assert!(refused.to_string().contains(told), "{refused}");
+    engine.signal("r", "go", &()).await.unwrap();
+    let reason = loop {
+        match engine.parked().await.unwrap().pop() {
+            Some((_, reason)) => break reason,
+            None => tokio::task::yield_now().await,
+        }
+    };
+    assert!(reason.contains("checkpoint chain/ of") && reason.contains(told), "{reason}");
+}
