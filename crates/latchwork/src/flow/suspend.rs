@@ -16,6 +16,7 @@ use crate::flow::stream::FlowEvent;
 use crate::json;
 use crate::page::{Cursor, Page};
 use crate::store::Timestamp;
+use crate::workflow::operate::valued::ValueSchema;
 use crate::workflow::{
     Boxed, Decision, Engine, ExecutionId, Failure, ReviewDescription, ReviewState, Reviews, WorkflowError,
 };
@@ -135,6 +136,10 @@ impl<P> Suspend<'_, P> {
 
     /// The JSON schema that the value of an answer must fit, unless it rejects or skips.
     pub fn schema(mut self, schema: Value) -> Self {
+        if let Err(error) = jsonschema::validator_for(&schema) {
+            let message = format!("the schema of question {:?} is wrong: {error}", self.reason);
+            self.wrong = Some(Failure::new(message).not_retryable());
+        }
         self.asked.schema = Some(schema);
         self
     }
@@ -162,10 +167,10 @@ impl<P> Suspend<'_, P> {
         let Suspend { ctx, reason, asked, wrong, allow, timeout } = self;
         wrong.map_or(Ok(()), Err)?;
         let (frame, path) = (&ctx.frame, shown(&ctx.frame.path));
-        let (request, schema) = (&frame.request, asked.schema.clone());
+        let (request, takes) = (&frame.request, takes(asked.schema.as_ref()));
         let review = ctx.review(&reason, &asked, allow.iter().map(|kind| kind.word()));
         let (teller, its, why) = (request.clone(), path.clone(), reason.clone());
-        let review = review.telling(move |id| {
+        let review = review.taking(takes.clone()).telling(move |id| {
             teller.tell(&FlowEvent::Suspension { id: id.into(), path: its.clone(), reason: why.clone() });
         });
         let pending = review.open_for(timeout).await?;
@@ -181,7 +186,7 @@ impl<P> Suspend<'_, P> {
         let misfit = |message: String| failed(BlockError::AnswerMisfit { path, reason, message });
         let Some(kind) = AnswerKind::read(&option) else { return Err(misfit(format!("{option:?} is no answer"))) };
         let value = value.unwrap_or_default();
-        if let Err(message) = check(kind, schema.as_ref(), &value) {
+        if let Some(Err(message)) = takes.map(|takes| takes.check(&option, &value)) {
             return Err(misfit(message));
         }
         Ok(Answer { kind, value, by, at: Timestamp(at_us) })
@@ -198,19 +203,11 @@ struct Given {
     value: Option<Value>,
 }
 
-/// Says why a value does not fit the schema of a question. An answer that rejects or skips needs no value.
-fn check(kind: AnswerKind, schema: Option<&Value>, value: &Value) -> std::result::Result<(), String> {
-    let Some(schema) = schema.filter(|_| matches!(kind, AnswerKind::Submit | AnswerKind::Approve)) else {
-        return Ok(());
-    };
-    if kind == AnswerKind::Approve && value.is_null() {
-        return Ok(());
-    }
-    let validator = jsonschema::validator_for(schema).map_err(|error| format!("the schema is wrong: {error}"))?;
-    validator.validate(value).map_err(|error| match error.instance_path().to_string() {
-        path if path.is_empty() => error.to_string(),
-        path => format!("at {path}: {error}"),
-    })
+/// What an answer has to fit: a value is submitted, and may come with an approval.
+fn takes(schema: Option<&Value>) -> Option<ValueSchema> {
+    let options = [(AnswerKind::Submit, false), (AnswerKind::Approve, true)];
+    let options = options.map(|(kind, may_be_missing)| (kind.word().to_string(), may_be_missing));
+    schema.map(|schema| ValueSchema { schema: schema.clone(), options: options.into() })
 }
 
 impl<'a, P: 'static> IntoFuture for Suspend<'a, P> {
@@ -323,13 +320,10 @@ pub(crate) async fn answer(engine: &Engine, id: &str, kind: AnswerKind, value: V
     if suspension.until.is_some_and(|until| until <= engine.store().env().now()) && suspension.decision.is_none() {
         return Err(FlowError::Closed { id: id.into() });
     }
-    if suspension.is_open {
-        check(kind, suspension.schema.as_ref(), &value)
-            .map_err(|reason| FlowError::BadAnswer { reason, value: value.clone() })?;
-    }
-    match engine.review(id).decide_with(kind.word(), by, "", Some(value)).await {
+    match engine.review(id).decide_with(kind.word(), by, "", Some(value.clone())).await {
         Ok(_) => Ok(()),
         Err(WorkflowError::ReviewDecided { decision, .. }) => Err(FlowError::Answered { decision }),
+        Err(WorkflowError::DecisionValue { reason, .. }) => Err(FlowError::BadAnswer { reason, value }),
         Err(WorkflowError::ReviewClosed { .. }) => Err(FlowError::Closed { id: id.into() }),
         Err(error) => Err(error.into()),
     }

@@ -2,14 +2,16 @@
 
 use std::time::Duration;
 
-use latchwork::flow::{AnswerKind, BlockError, Flow, FlowError, flow, handler, sequencer};
+use latchwork::flow::{
+    AnswerKind, BlockError, Flow, FlowError, RequestHandle, Suspension, flow, handler, sequencer,
+};
 use latchwork::store::Store;
 use latchwork::workflow::Engine;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::{Log, Tally, add, failure, only, test_engine};
+use super::{Log, Tally, add, fails, failure, only, test_engine};
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 struct Price {
@@ -170,4 +172,38 @@ async fn a_question_of_a_block_that_was_given_up_is_closed() {
         assert_eq!(request.result::<i64>().await.unwrap(), 3);
     })
     .await;
+}
+
+/// The schema belongs to the question: every caller is held to it, also one that knows nothing of flows.
+#[tokio::test]
+async fn a_decision_without_the_flow_is_held_to_the_schema_too() {
+    let flow = asking(&Log::default());
+    let test = test_engine(&flow).await;
+    let engine = test.engine().clone();
+    test.run(async {
+        let request = engine.flow(&flow).run("run", 1).id("r").await.unwrap();
+        let question = open(&request).await;
+        let review = engine.review(&question.id);
+        let refused = review.decide("submit", "ada", "no value").await.unwrap_err();
+        assert!(refused.to_string().contains("null is not of type"), "{refused}");
+        assert_eq!(request.suspensions().await.unwrap(), [question], "it is still open");
+        review.decide("skip", "ada", "an answer without a value").await.unwrap();
+        while request.suspensions().await.unwrap().iter().all(|it| it.reason != "second") {
+            engine.store().env().sleep(Duration::from_secs(1)).await;
+        }
+        let question = open(&request).await;
+        engine.flow(&flow).answer(&question.id, AnswerKind::Submit, json!({"cents": 7}), "ada").await.unwrap();
+        assert_eq!(request.result::<i64>().await.unwrap(), 10);
+    })
+    .await;
+}
+
+/// The open question of a request.
+async fn open(request: &RequestHandle) -> Suspension {
+    loop {
+        if let Some(question) = request.suspensions().await.unwrap().pop() {
+            return question;
+        }
+        tokio::task::yield_now().await;
+    }
 }
