@@ -94,10 +94,12 @@ impl BlockNode {
     }
 }
 
-/// Refuses a name that is empty or too long.
+/// Refuses a name that is empty or too long, or that could be the label of a function between blocks, such as `a>map` and
+/// `a?`.
 pub(crate) fn check_name(what: &'static str, name: &str) -> Result<()> {
+    let is_label = name.contains('>') || name.ends_with('?');
     match name.len() {
-        1..=NAME_BYTES => Ok(()),
+        1..=NAME_BYTES if !is_label => Ok(()),
         _ => Err(FlowError::Name { what, name: name.into() }),
     }
 }

@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::flow::error::{BoardError, BoardResult};
-use crate::json;
 use crate::node::write_text;
 use crate::page::{Asked, MOST, Page, Records, mark, paged};
+use crate::record::{Record, json_record};
 use crate::store::{Bytes, Commit, Item, Key, Order, Outcome, Range, Rev, Space, SpaceSpec, Store, Timestamp};
 use crate::workflow::stored::record::next_page;
 
@@ -134,6 +134,14 @@ pub struct ClaimedTask {
     pub task: Task,
 }
 
+json_record!(Task);
+
+impl ClaimedTask {
+    fn lost(&self) -> BoardError {
+        BoardError::ClaimLost { task: self.task.id.clone() }
+    }
+}
+
 impl Task {
     /// True if this is the same claim of the task.
     fn is_claim(&self, claimed: &Task) -> bool {
@@ -219,7 +227,7 @@ impl Board {
 
     async fn find(&self, id: &str) -> BoardResult<Option<(Task, Rev)>> {
         let Some(item) = self.store.view().await?.get(&self.task_key(id)).await? else { return Ok(None) };
-        let task = json::parse_stored(&item.value).ok_or_else(|| BoardError::Corrupt { task: id.into() })?;
+        let task = Task::decode(&item.value).map_err(|why| why.at(format!("task {id:?}")))?;
         Ok(Some((task, item.rev)))
     }
 
@@ -278,7 +286,7 @@ impl Board {
                 Some(rev) => commit.at_rev(&key, *rev),
                 None => commit.absent(&key),
             };
-            commit = commit.put(&key, written(task));
+            commit = commit.put(&key, task.encode());
             if rev.is_none() && task.state == TaskState::Ready {
                 commit = commit.put(&self.ready_key(task), Bytes::new());
             }
@@ -326,12 +334,42 @@ impl Board {
         task.state = TaskState::Claimed { by: worker.into(), until };
         task.attempts += 1;
         let own = self.task_key(&task.id);
-        let commit = Commit::new().at_rev(&own, rev).put(&own, written(&task)).delete(key);
+        let commit = Commit::new().at_rev(&own, rev).put(&own, task.encode()).delete(key);
         let commit = commit.put(&self.leased_key(until, &task.id), Bytes::new());
         Ok(match self.store.commit(commit).await? {
             Outcome::Applied(_) => Some(ClaimedTask { task }),
             Outcome::Refused(_) => None,
         })
+    }
+
+    /// Extends the lease of a claimed task, from now on. Fails if the claim was lost.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::flow::{Board, BoardResult, ClaimedTask};
+    /// # async fn example(board: Board, mut claimed: ClaimedTask) -> BoardResult<()> {
+    /// board.renew(&mut claimed, Duration::from_secs(60)).await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn renew(&self, claimed: &mut ClaimedTask, lease: Duration) -> BoardResult<()> {
+        loop {
+            let (now, rev) = self.known(&claimed.task.id).await?;
+            let TaskState::Claimed { by, .. } = now.state.clone() else { return Err(claimed.lost()) };
+            if !now.is_claim(&claimed.task) {
+                return Err(claimed.lost());
+            }
+            let until = self.store.env().now().plus(lease);
+            let after = Task { state: TaskState::Claimed { by, until }, ..now };
+            if claimed.task.state == after.state {
+                return Ok(());
+            }
+            let commit = self.ended(&claimed.task, rev, &after);
+            let commit = commit.put(&self.leased_key(until, &after.id), Bytes::new());
+            if self.store.commit(commit).await?.is_applied() {
+                claimed.task = after;
+                return Ok(());
+            }
+        }
     }
 
     /// Completes a claimed task: the tasks that waited for it alone are ready in the same commit.
@@ -355,7 +393,7 @@ impl Board {
                     commit = commit.put(&self.ready_key(&next), Bytes::new());
                 }
                 let key = self.task_key(id);
-                commit = commit.at_rev(&key, its).put(&key, written(&next));
+                commit = commit.at_rev(&key, its).put(&key, next.encode());
             }
             if self.store.commit(commit).await?.is_applied() {
                 return Ok(());
@@ -414,7 +452,7 @@ impl Board {
     /// The commit that ends a claim.
     fn ended(&self, claimed: &Task, rev: Rev, after: &Task) -> Commit {
         let key = self.task_key(&after.id);
-        let commit = Commit::new().at_rev(&key, rev).put(&key, written(after));
+        let commit = Commit::new().at_rev(&key, rev).put(&key, after.encode());
         match &claimed.state {
             TaskState::Claimed { until, .. } => commit.delete(&self.leased_key(*until, &claimed.id)),
             _ => commit,
@@ -487,11 +525,7 @@ impl Drop for Taking<'_> {
 }
 
 fn read_task(key: &Key, item: &Item) -> BoardResult<Task> {
-    json::parse_stored(&item.value).ok_or_else(|| BoardError::Corrupt { task: key.to_string() })
-}
-
-fn written(task: &Task) -> Vec<u8> {
-    serde_json::to_vec(task).expect("a task can be written as JSON")
+    Task::decode(&item.value).map_err(|why| why.at(format!("task {key}")).into())
 }
 
 /// The tasks, each after those of them that it depends on.

@@ -230,9 +230,13 @@ fn check_depth(node: &BlockNode, path: &str, before: usize) -> Result<()> {
 fn check_targets<'a>(node: &'a Arc<BlockNode>, around: &mut Vec<&'a Arc<BlockNode>>) -> Result<()> {
     for (target, part) in &node.targets {
         let (block, target) = (part.block.clone(), target.clone());
-        let before = around.iter().rev().find_map(|outer| {
-            let it = outer.children.iter().find(|child| *child.name == *target && child.shape.is_some());
-            it.filter(|it| !Arc::ptr_eq(it, node))
+        // The blocks around this one, from the inside out, each with the block in it that leads here.
+        let inner = around.iter().copied().skip(1).chain([node]);
+        let mut levels: Vec<_> = around.iter().copied().zip(inner).collect();
+        levels.reverse();
+        let before = levels.into_iter().find_map(|(outer, inner)| {
+            let earlier = outer.children.iter().take_while(|child| !Arc::ptr_eq(child, inner));
+            earlier.filter(|child| *child.name == *target && child.shape.is_some()).last()
         });
         let ancestors: Vec<_> = around.iter().filter(|it| *it.name == *target && it.shape.is_some()).collect();
         let found = match (before, &ancestors[..]) {
