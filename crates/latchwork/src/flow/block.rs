@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::flow::ctx::{BlockCtx, Look};
 use crate::flow::error::{BlockError, FlowError, Result, failed};
 use crate::flow::frame::Frame;
-use crate::flow::request::{FoundTrace, gave, shown};
+use crate::flow::request::{FlowSabotage, FoundTrace, gave, shown};
 use crate::flow::schema::{Shape, StatePart};
 use crate::workflow::journal::place::BranchPath;
 use crate::workflow::stored::record::{EntryState, Kind};
@@ -181,7 +181,10 @@ impl<I: Send + 'static, O: Send + 'static> Block<I, O> {
 
     /// Does the block at its path in a sequencer, or takes its output from its trace.
     pub(crate) async fn perform(&self, around: &Arc<Frame>, nth: u32, input: I) -> Result<O, Failure> {
-        let path = around.path.named(&self.node.name, nth);
+        let path = match around.request.breaks(FlowSabotage::TraceByPosition) {
+            true => around.path.named(&around.position(), 0),
+            false => around.path.named(&self.node.name, nth),
+        };
         self.perform_at(around, path, input).await
     }
 

@@ -15,6 +15,8 @@ use crate::flow::block::{Block, BlockNode, Data, check_name};
 use crate::flow::checkpoint::Checkpoint;
 use crate::flow::error::{FlowError, Result};
 use crate::flow::frame::Frame;
+#[cfg(feature = "testing")]
+use crate::flow::request::FlowSabotage;
 use crate::flow::request::{Asker, FlowRequest, Settings, shown};
 use crate::flow::schema::{StatePart, merge};
 use crate::flow::stream::{Events, FlowEvent};
@@ -64,7 +66,8 @@ pub enum Busy {
 
 /// Starts the definition of a flow.
 pub fn flow(kind: &str) -> FlowBuilder {
-    let settings = Settings { mutation_timeout: Some(Duration::from_secs(30)), cleanup_checkpoints: false };
+    let settings =
+        Settings { mutation_timeout: Some(Duration::from_secs(30)), cleanup_checkpoints: false, sabotage: None };
     FlowBuilder { kind: kind.into(), settings, timeout: None, keep: None, actions: Vec::new() }
 }
 
@@ -121,6 +124,18 @@ impl FlowBuilder {
     /// the request is.
     pub fn cleanup_checkpoints_on_terminal(mut self) -> FlowBuilder {
         self.settings.cleanup_checkpoints = true;
+        self
+    }
+
+    /// Breaks the flow on purpose, so that tests can show that they notice.
+    ///
+    /// ```
+    /// # use latchwork::flow::{FlowSabotage, flow};
+    /// let broken = flow("orders").sabotage(FlowSabotage::CheckpointLater);
+    /// ```
+    #[cfg(feature = "testing")]
+    pub fn sabotage(mut self, sabotage: FlowSabotage) -> FlowBuilder {
+        self.settings.sabotage = Some(sabotage);
         self
     }
 

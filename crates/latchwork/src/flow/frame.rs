@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Poll;
 
 use parking_lot::Mutex;
@@ -48,6 +49,8 @@ pub(crate) struct Frame {
     pub(crate) works: Works,
     /// The results of the effects of the body, by their keys.
     effects: Mutex<BTreeMap<String, Arc<Effect>>>,
+    /// How many blocks sabotage has counted in here.
+    blocks: AtomicU32,
     /// The events since the last boundary.
     untold: Arc<Mutex<Untold>>,
 }
@@ -70,6 +73,7 @@ impl Frame {
             begun: Mutex::default(),
             works: Works::default(),
             effects: Mutex::default(),
+            blocks: AtomicU32::default(),
             untold: Arc::default(),
         })
     }
@@ -100,6 +104,7 @@ impl Frame {
             begun: Mutex::default(),
             works: Works::default(),
             effects: Mutex::default(),
+            blocks: AtomicU32::default(),
             untold,
         })
     }
@@ -146,6 +151,11 @@ impl Frame {
 
     pub(crate) fn take_events(&self) -> Vec<FlowEvent> {
         self.untold.lock().take()
+    }
+
+    /// The position of the next block in the chain, for sabotage.
+    pub(crate) fn position(&self) -> String {
+        self.blocks.fetch_add(1, Ordering::SeqCst).to_string()
     }
 
     /// The block runs, for the first time or once more.

@@ -36,6 +36,7 @@ mod ctx;
 mod delta;
 mod error;
 mod flows;
+mod found;
 mod frame;
 mod loops;
 mod many;
@@ -56,6 +57,8 @@ pub use flows::{Busy, Flow, FlowBuilder, Flows, RequestHandle, RequestInput, Run
 pub use loops::Carries;
 pub use many::{ItemList, Parallel, ParallelBlocks};
 pub use request::Asker;
+#[cfg(feature = "testing")]
+pub use request::FlowSabotage;
 pub use schema::Transient;
 pub use sequencer::{Case, SequencerBuilder, otherwise, sequencer, when};
 pub use stream::{Events, FlowEvent, NumberedEvent, StepState};

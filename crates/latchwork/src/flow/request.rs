@@ -10,24 +10,21 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::flow::checkpoint::Checkpoint;
+use crate::flow::found::{Found, load};
 use crate::flow::schema::Shape;
 use crate::flow::state::StateCell;
 use crate::flow::stream::{FlowEvent, StepState};
 use crate::flow::untold::Untold;
 use crate::lane::Part;
 use crate::record::Record;
-use crate::store::{Key, Order, Timestamp};
+use crate::store::{Bytes, Key, Timestamp};
+use crate::workflow::Failure;
 use crate::workflow::ctx::Ctx;
 use crate::workflow::ctx::step::read_failure;
-use crate::workflow::journal::place::{BranchPath, Place, TRACE};
-use crate::workflow::operate::history::read_entry;
+use crate::workflow::journal::place::{BranchPath, Place};
 use crate::workflow::run::{MOST_BESIDE, OpInProgress, Run, largest};
-use crate::workflow::stored::keys::{journal_key, run_key};
-use crate::workflow::stored::record::{Entry, EntryState, Kind, WaitsFor, failure_text, next_page};
-use crate::workflow::{Failure, WorkflowError};
-
-/// How many records are read at once.
-const PAGE: usize = 1000;
+use crate::workflow::stored::keys::journal_key;
+use crate::workflow::stored::record::{Entry, EntryState, Kind, WaitsFor, failure_text};
 
 /// Who a request is for. It is part of the execution's input.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -49,6 +46,18 @@ pub struct Asker {
 pub(crate) struct Settings {
     pub(crate) mutation_timeout: Option<Duration>,
     pub(crate) cleanup_checkpoints: bool,
+    pub(crate) sabotage: Option<FlowSabotage>,
+}
+
+/// Breaks flows on purpose, to show that their tests notice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+#[cfg_attr(not(feature = "testing"), allow(dead_code))]
+pub enum FlowSabotage {
+    /// A checkpoint is stored after the trace of its block, in another commit.
+    CheckpointLater,
+    /// A trace is found by the position of its block, and not by its name.
+    TraceByPosition,
 }
 
 pub(crate) struct FlowRequest {
@@ -66,6 +75,8 @@ pub(crate) struct FlowRequest {
     running: Mutex<BTreeMap<BranchPath, (Kind, Arc<Mutex<Untold>>)>>,
     /// The keys of what was recorded inside blocks that have ended, as far as it is not removed.
     litter: Mutex<Vec<Key>>,
+    /// Checkpoints that sabotage keeps from the commits of their traces.
+    late: Mutex<Vec<(Key, Option<Bytes>)>>,
     /// Why a recorded state cannot be used.
     misfit: Mutex<Option<String>>,
 }
@@ -101,6 +112,7 @@ impl FlowRequest {
             cells: Mutex::default(),
             running: Mutex::default(),
             litter: Mutex::new(found.litter),
+            late: Mutex::default(),
             misfit: Mutex::default(),
         }
     }
@@ -129,7 +141,8 @@ impl FlowRequest {
     pub(crate) async fn found(&self, path: &BranchPath, kind: Kind, name: &str) -> FoundTrace {
         let found = self.entries.lock().get(&path.trace()).cloned();
         let Some(entry) = found else { return FoundTrace::Nothing };
-        if entry.kind != kind || *entry.name != *name {
+        let is_named = *entry.name == *name || self.breaks(FlowSabotage::TraceByPosition);
+        if entry.kind != kind || !is_named {
             let Entry { kind: other, name: its, .. } = &entry;
             let reason = format!("block {path} is {kind} {name:?} in the flow, and {other} {its:?} in its trace");
             return self.run().park(reason).await;
@@ -222,9 +235,20 @@ impl FlowRequest {
         for (path, value) in changed {
             let is_gone = block != at && path.is_within(block);
             let value = (!is_gone).then(|| value.encode());
-            run.with(|state| state.beside.put(kept.checkpoint(&path), value));
+            self.put_checkpoint(kept.checkpoint(&path), value);
         }
         events.iter().for_each(|event| self.tell(event));
+    }
+
+    fn put_checkpoint(&self, key: Key, value: Option<Bytes>) {
+        match self.breaks(FlowSabotage::CheckpointLater) {
+            true => self.late.lock().push((key, value)),
+            false => self.run().with(|state| state.beside.put(key, value)),
+        }
+    }
+
+    pub(crate) fn breaks(&self, sabotage: FlowSabotage) -> bool {
+        self.settings.sabotage == Some(sabotage)
     }
 
     /// The key of an entry of the journal.
@@ -330,6 +354,12 @@ impl FlowRequest {
     pub(crate) async fn flush(&self) {
         // This operation has nothing pending that could be refused.
         let _ = OpInProgress::begin(self.run(), WaitsFor::Store).flush().await;
+        self.put_late();
+    }
+
+    fn put_late(&self) {
+        let late = std::mem::take(&mut *self.late.lock());
+        self.run().with(|state| late.into_iter().for_each(|(key, value)| state.beside.put(key, value)));
     }
 
     /// Fails if the request is cancelled.
@@ -340,6 +370,7 @@ impl FlowRequest {
 
     /// The request ends: its checkpoints go if its flow says so.
     pub(crate) async fn end(&self) {
+        self.put_late();
         if !self.settings.cleanup_checkpoints {
             return;
         }
@@ -360,80 +391,4 @@ pub(crate) fn shown(path: &BranchPath) -> String {
 
 pub(crate) fn gave(failure: &Failure) -> EntryState {
     EntryState::Gave(failure_text(failure))
-}
-
-/// What an earlier life of a request has left.
-#[derive(Default)]
-struct Found {
-    entries: BTreeMap<Place, Entry>,
-    checkpoints: BTreeMap<BranchPath, Checkpoint>,
-    /// The keys of what later commits were to remove.
-    litter: Vec<Key>,
-}
-
-async fn load(run: &Arc<Run>) -> Result<Found, WorkflowError> {
-    let (engine, kept, mut found) = (&run.engine, run.kept(), Found::default());
-    let view = engine.store.view().await?;
-    let mut rest = engine.spaces.journal.prefix(run_key(&run.id, run.number().1));
-    while let Some(page) = next_page(&view, &mut rest, PAGE).await? {
-        for (key, item) in page {
-            let (place, entry, _) = read_entry(&run.id, &key, &item.value)?;
-            if place.branch.is_named() {
-                found.entries.insert(place, entry);
-            }
-        }
-    }
-    let mut rest = kept.checkpoints();
-    while let Some(page) = next_page(&view, &mut rest, PAGE).await? {
-        for (key, item) in page {
-            let damaged = || WorkflowError::corrupt(format!("a checkpoint of execution {:?}", run.id));
-            let path = kept.read_checkpoint(&key).ok_or_else(damaged)?;
-            let checkpoint = Checkpoint::decode(&item.value);
-            let checkpoint =
-                checkpoint.map_err(|why| why.at(format!("checkpoint {path} of execution {:?}", run.id)))?;
-            found.checkpoints.insert(path, checkpoint);
-        }
-    }
-    let last = view.scan(&kept.events(0), Order::Descending, 1).await?;
-    let next = last.first().and_then(|(key, _)| kept.read_event(key)).map_or(0, |last| last + 1);
-    let (over, past) = left_behind(&found.entries, &found.checkpoints);
-    let key = |place: &Place| engine.spaces.journal.key(journal_key(&run.id, run.number().1, place));
-    found.litter.extend(over.iter().map(key));
-    found.litter.extend(past.iter().map(|path| kept.checkpoint(path)));
-    found.entries.retain(|place, _| !over.contains(place));
-    found.checkpoints.retain(|path, _| !past.contains(path));
-    run.with(|state| {
-        found.entries.keys().for_each(|place| state.found(place));
-        state.beside.continue_at(next);
-    });
-    Ok(found)
-}
-
-/// What lies in blocks that have ended, and in earlier rounds of loops: entries, and checkpoints of rounds. A crash has
-/// come before the commits that were to remove it.
-fn left_behind(
-    entries: &BTreeMap<Place, Entry>,
-    checkpoints: &BTreeMap<BranchPath, Checkpoint>,
-) -> (BTreeSet<Place>, BTreeSet<BranchPath>) {
-    let (mut over, mut past) = (BTreeSet::new(), BTreeSet::new());
-    for (trace, entry) in entries.iter().filter(|(place, _)| place.number == TRACE) {
-        let block = &trace.branch;
-        let round = match (&entry.state, &entry.progress) {
-            (EntryState::Done(_) | EntryState::Gave(_), _) => u32::MAX,
-            (_, Some(progress)) if entry.kind == Kind::Loop => {
-                serde_json::from_str(progress).map_or(0, |(round, _): (u32, serde::de::IgnoredAny)| round)
-            }
-            _ => continue,
-        };
-        let is_past = |path: &BranchPath| path.nth_after(block).is_none_or(|nth| nth < round);
-        let within = entries.range(block.at(0)..).map(|(place, _)| place);
-        let within = within.take_while(|place| place.branch.is_within(block));
-        over.extend(within.filter(|place| *place != trace && is_past(&place.branch)).cloned());
-        if entry.kind == Kind::Loop {
-            let within = checkpoints.range(block.clone()..).map(|(path, _)| path);
-            let within = within.take_while(|path| path.is_within(block)).filter(|path| *path != block);
-            past.extend(within.filter(|path| is_past(path)).cloned());
-        }
-    }
-    (over, past)
 }

@@ -23,13 +23,13 @@ fn waits(log: &Log) -> Block<i64, i64> {
     })
 }
 
-type Chain = SequencerBuilder<Tally, i64, i64>;
-type Build = fn(Chain, &Log) -> Chain;
+pub(super) type Chain = SequencerBuilder<Tally, i64, i64>;
+pub(super) type Build = fn(Chain, &Log) -> Chain;
 
 /// Puts the chain that changes into something else.
-type Wrap = fn(Build, &Log) -> Flow;
+pub(super) type Wrap = fn(Build, &Log) -> Flow;
 
-fn chain(build: Build, log: &Log) -> Block<i64, i64> {
+pub(super) fn chain(build: Build, log: &Log) -> Block<i64, i64> {
     build(sequencer("chain").state::<Tally>(), log).build().unwrap()
 }
 
@@ -63,7 +63,7 @@ async fn until(engine: &Engine, what: impl AsyncFn() -> bool) {
 
 /// Runs a request with one flow until it waits, and continues it with another one. Returns its output, or why it was
 /// parked, and the bodies that the second life has run.
-async fn changed(wrap: Wrap, before: Build, after: Build) -> (Result<i64, String>, Vec<String>) {
+pub(super) async fn changed(wrap: Wrap, before: Build, after: Build) -> (Result<i64, String>, Vec<String>) {
     let store = Store::memory().await.unwrap();
     let (first, second) = (Log::default(), Log::default());
     let flow = wrap(before, &first);
@@ -103,9 +103,9 @@ async fn changed(wrap: Wrap, before: Build, after: Build) -> (Result<i64, String
 }
 
 /// What is changed, the flow before and after, the output, and the bodies of the second life in the first round.
-type Row = (&'static str, Build, Build, i64, &'static [&'static str]);
+pub(super) type Row = (&'static str, Build, Build, i64, &'static [&'static str]);
 
-fn rows() -> Vec<Row> {
+pub(super) fn rows() -> Vec<Row> {
     vec![
         (
             "nothing",

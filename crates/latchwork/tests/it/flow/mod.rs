@@ -9,6 +9,7 @@ mod held;
 mod kill;
 mod large;
 mod rounds;
+mod sabotage;
 mod state;
 mod stream;
 mod suspensions;
