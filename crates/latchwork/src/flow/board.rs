@@ -52,17 +52,32 @@ pub struct NewTask {
 
 impl NewTask {
     /// A task without dependencies.
+    ///
+    /// ```
+    /// # use latchwork::flow::NewTask;
+    /// let task = NewTask::new("fetch", "https://example.org");
+    /// ```
     pub fn new(id: impl Into<String>, input: impl Into<Value>) -> NewTask {
         NewTask { id: id.into(), input: input.into(), after: Vec::new(), priority: 0 }
     }
 
     /// Adds a task that has to be completed before.
+    ///
+    /// ```
+    /// # use latchwork::flow::NewTask;
+    /// let task = NewTask::new("parse", ()).after("fetch");
+    /// ```
     pub fn after(mut self, task: impl Into<String>) -> NewTask {
         self.after.push(task.into());
         self
     }
 
     /// Sets the priority.
+    ///
+    /// ```
+    /// # use latchwork::flow::NewTask;
+    /// let task = NewTask::new("fetch", ()).priority(9);
+    /// ```
     pub fn priority(mut self, priority: u32) -> NewTask {
         self.priority = priority;
         self
@@ -179,6 +194,14 @@ enum What {
 
 impl Board {
     /// The board of this name. Tasks are claimed in order of arrival, and tried three times.
+    ///
+    /// ```
+    /// # use latchwork::flow::{Board, BoardResult, Dispatch};
+    /// # use latchwork::store::Store;
+    /// # async fn example(store: Store) -> BoardResult<()> {
+    /// let board = Board::open(&store, "crawl").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn open(store: &Store, name: &str) -> BoardResult<Board> {
         let space = store.space(SpaceSpec::new("flow.board")).await?;
         if name.is_empty() || name.len() > 256 {
@@ -189,12 +212,28 @@ impl Board {
     }
 
     /// Sets the order of claims. It counts for tasks that are added from now on.
+    ///
+    /// ```
+    /// # use latchwork::flow::{Board, BoardResult, Dispatch};
+    /// # use latchwork::store::Store;
+    /// # async fn example(store: Store) -> BoardResult<()> {
+    /// let board = Board::open(&store, "crawl").await?.dispatch(Dispatch::Priority);
+    /// # Ok(()) }
+    /// ```
     pub fn dispatch(mut self, dispatch: Dispatch) -> Board {
         self.dispatch = dispatch;
         self
     }
 
     /// Sets how often a task may be claimed before it has failed for good.
+    ///
+    /// ```
+    /// # use latchwork::flow::{Board, BoardResult, Dispatch};
+    /// # use latchwork::store::Store;
+    /// # async fn example(store: Store) -> BoardResult<()> {
+    /// let board = Board::open(&store, "crawl").await?.attempts(5);
+    /// # Ok(()) }
+    /// ```
     pub fn attempts(mut self, attempts: u32) -> Board {
         self.attempts = attempts.max(1);
         self
@@ -237,6 +276,13 @@ impl Board {
 
     /// Adds tasks. A dependency is a task of the board or of the same call. Up to 500 tasks are one commit, all or
     /// none; of more, each task comes after those that it depends on.
+    ///
+    /// ```
+    /// # use latchwork::flow::{Board, BoardResult, NewTask};
+    /// # async fn example(board: Board) -> BoardResult<()> {
+    /// board.add([NewTask::new("fetch", 1), NewTask::new("parse", 2).after("fetch")]).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn add(&self, tasks: impl IntoIterator<Item = NewTask>) -> BoardResult<()> {
         let new: Vec<NewTask> = tasks.into_iter().collect();
         for some in in_order(new)?.chunks(WRITES / 2) {
@@ -305,6 +351,17 @@ impl Board {
 
     /// Claims the next task for a worker, for as long as the lease. Claims whose lease is over are taken away first.
     /// `None` if no task is ready.
+    ///
+    /// ```
+    /// # use latchwork::flow::{Board, BoardResult};
+    /// # async fn example(board: Board) -> BoardResult<()> {
+    /// let lease = std::time::Duration::from_secs(60);
+    /// while let Some(task) = board.claim("worker-1", lease).await? {
+    ///     println!("{}", task.task.input);
+    ///     board.complete(task, "done").await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn claim(&self, worker: &str, lease: Duration) -> BoardResult<Option<ClaimedTask>> {
         self.reclaim().await?;
         loop {
@@ -373,6 +430,16 @@ impl Board {
     }
 
     /// Completes a claimed task: the tasks that waited for it alone are ready in the same commit.
+    ///
+    /// ```
+    /// # use latchwork::flow::{Board, BoardResult};
+    /// # async fn example(board: Board) -> BoardResult<()> {
+    /// let lease = std::time::Duration::from_secs(60);
+    /// while let Some(task) = board.claim("worker-1", lease).await? {
+    ///     board.complete(task, "done").await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn complete(&self, claimed: ClaimedTask, output: impl Into<Value>) -> BoardResult<()> {
         let ClaimedTask { task } = claimed;
         let mut done = task.clone();
@@ -402,6 +469,16 @@ impl Board {
     }
 
     /// Gives a claimed task back: it is ready again, or has failed for good.
+    ///
+    /// ```
+    /// # use latchwork::flow::{Board, BoardResult};
+    /// # async fn example(board: Board) -> BoardResult<()> {
+    /// let lease = std::time::Duration::from_secs(60);
+    /// while let Some(task) = board.claim("worker-1", lease).await? {
+    ///     board.fail(task, "the server does not answer").await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn fail(&self, claimed: ClaimedTask, error: &str) -> BoardResult<()> {
         match self.give_back(&claimed.task, error).await? {
             true => Ok(()),
@@ -410,6 +487,13 @@ impl Board {
     }
 
     /// Takes claims away whose lease is over. Returns how many.
+    ///
+    /// ```
+    /// # use latchwork::flow::{Board, BoardResult};
+    /// # async fn example(board: Board) -> BoardResult<()> {
+    /// let taken_away = board.reclaim().await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn reclaim(&self) -> BoardResult<usize> {
         let now = self.store.env().now();
         let leased = self.store.view().await?.scan(&self.range(What::Leased), Order::Ascending, LOOK).await?;
@@ -460,11 +544,29 @@ impl Board {
     }
 
     /// The tasks, by id. Await it for a page of them.
+    ///
+    /// ```
+    /// # use latchwork::flow::{Board, BoardResult};
+    /// # async fn example(board: Board) -> BoardResult<()> {
+    /// for task in board.tasks().await? {
+    ///     println!("{}: {:?}", task.id, task.state);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn tasks(&self) -> Tasks {
         Tasks { board: self.clone(), asked: Asked::of("tasks") }
     }
 
     /// How the board is. It looks at all tasks only if none is ready and none is claimed.
+    ///
+    /// ```
+    /// # use latchwork::flow::{Board, BoardResult, BoardState};
+    /// # async fn example(board: Board) -> BoardResult<()> {
+    /// if board.state().await? == BoardState::BlockedByFailures {
+    ///     println!("tasks have failed for good");
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn state(&self) -> BoardResult<BoardState> {
         let view = self.store.view().await?;
         for what in [What::Ready, What::Leased] {

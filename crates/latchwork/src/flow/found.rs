@@ -1,5 +1,5 @@
-//! What an earlier life of a request has left: the entries of its blocks, their checkpoints, and what a crash has kept from
-//! being removed. It does not know what blocks do.
+//! What an earlier life of a request has left: the entries of its blocks, their checkpoints, and what a crash has kept
+//! from being removed. It does not know what blocks do.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

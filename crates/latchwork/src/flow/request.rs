@@ -52,7 +52,7 @@ pub(crate) struct Settings {
 /// Breaks flows on purpose, to show that their tests notice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-#[cfg_attr(not(feature = "testing"), allow(dead_code))]
+#[cfg_attr(not(feature = "testing"), allow(dead_code, unreachable_pub))]
 pub enum FlowSabotage {
     /// A checkpoint is stored after the trace of its block, in another commit.
     CheckpointLater,
@@ -257,8 +257,8 @@ impl FlowRequest {
         run.engine.spaces.journal.key(journal_key(&run.id, run.number().1, place))
     }
 
-    /// Removes what was recorded inside a block that ends. A commit removes only so much: its trace hides the rest, which
-    /// later commits remove.
+    /// Removes what was recorded inside a block that ends. A commit removes only so much: its trace hides the rest,
+    /// which later commits remove.
     fn remove(&self, block: &BranchPath, part: Part) -> Part {
         let over = self.run().with(|state| state.settle(block));
         let (first, rest) = over.split_at(over.len().min(MOST_BESIDE));
@@ -331,8 +331,8 @@ impl FlowRequest {
         events.iter().for_each(|event| self.tell(event));
     }
 
-    /// Waits until the next commit has room: many blocks may begin or end side by side, and the end of one may have left
-    /// more behind than a commit can remove.
+    /// Waits until the next commit has room: many blocks may begin or end side by side, and the end of one may have
+    /// left more behind than a commit can remove.
     pub(crate) async fn room(&self) {
         let run = self.run();
         while run.is_full() || run.with(|state| state.beside.is_full()) || self.sweeps() {

@@ -39,8 +39,8 @@ struct Versions {
     /// What readers see.
     live: Value,
     rev: u64,
-    /// What a checkpoint holds: the changes of blocks that have ended. And those of them that do not fit without changes
-    /// of other blocks.
+    /// What a checkpoint holds: the changes of blocks that have ended. And those of them that do not fit without
+    /// changes of other blocks.
     saved: Value,
     held: Vec<Vec<StateOp>>,
     /// Held changes of an earlier life that readers do not see yet.

@@ -72,7 +72,8 @@ pub enum FlowEvent {
         path: String,
         /// The argument, or the merge patch from the state before to the state after.
         delta: Value,
-        /// How often the state had been changed then. Changes of blocks that run side by side are told as each block ends.
+        /// How often the state had been changed then. Changes of blocks that run side by side are told as each block
+        /// ends.
         rev: u64,
     },
     /// The state of a sequencer that has ended.
@@ -175,6 +176,16 @@ impl Events {
     }
 
     /// The next event. Waits for it if the request has not ended; `None` after the end.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, Flows, RequestHandle, Result};
+    /// # async fn example(flows: Flows, request: RequestHandle) -> Result<()> {
+    /// let mut events = request.events();
+    /// while let Some(event) = events.next().await? {
+    ///     println!("{} {:?}", event.number, event.event);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn next(&mut self) -> Result<Option<NumberedEvent>> {
         loop {
             if let Some(event) = self.read.pop_front() {

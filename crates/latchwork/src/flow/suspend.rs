@@ -68,11 +68,27 @@ pub struct Answer {
 
 impl Answer {
     /// True if the answer is yes.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, handler};
+    /// # use latchwork::json;
+    /// let approval = handler("approval").run(async |ctx, price: u64| {
+    ///     let question = ctx.suspend("approve-price");
+    ///     Ok(question.await?.is_approved())
+    /// });
+    /// ```
     pub fn is_approved(&self) -> bool {
         self.kind == AnswerKind::Approve
     }
 
     /// The value as a type.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, handler};
+    /// let asks = handler("asks").run(async |ctx, _: u64| {
+    ///     ctx.suspend("price").schema_of::<u64>().allow([AnswerKind::Submit]).await?.read::<u64>()
+    /// });
+    /// ```
     pub fn read<T: DeserializeOwned>(&self) -> Result<T, Failure> {
         T::deserialize(&self.value).map_err(|error| Failure::misfit("the answer", &error))
     }
@@ -120,12 +136,30 @@ impl<P> BlockCtx<P> {
 
 impl<P> Suspend<'_, P> {
     /// The question in words.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, handler};
+    /// # use latchwork::json;
+    /// let approval = handler("approval").run(async |ctx, price: u64| {
+    ///     let question = ctx.suspend("approve-price").message("Is this price right?");
+    ///     Ok(question.await?.is_approved())
+    /// });
+    /// ```
     pub fn message(mut self, message: impl Into<String>) -> Self {
         self.asked.message = message.into();
         self
     }
 
     /// What the question is about.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, handler};
+    /// # use latchwork::json;
+    /// let approval = handler("approval").run(async |ctx, price: u64| {
+    ///     let question = ctx.suspend("approve-price").data(&price);
+    ///     Ok(question.await?.is_approved())
+    /// });
+    /// ```
     pub fn data(mut self, data: &impl Serialize) -> Self {
         match json::to_value(data) {
             Ok(data) => self.asked.data = data,
@@ -135,6 +169,15 @@ impl<P> Suspend<'_, P> {
     }
 
     /// The JSON schema that the value of an answer must fit, unless it rejects or skips.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, handler};
+    /// # use latchwork::json;
+    /// let approval = handler("approval").run(async |ctx, price: u64| {
+    ///     let question = ctx.suspend("approve-price").schema(json!({"type": "integer"}));
+    ///     Ok(question.await?.is_approved())
+    /// });
+    /// ```
     pub fn schema(mut self, schema: Value) -> Self {
         if let Err(error) = jsonschema::validator_for(&schema) {
             let message = format!("the schema of question {:?} is wrong: {error}", self.reason);
@@ -145,12 +188,30 @@ impl<P> Suspend<'_, P> {
     }
 
     /// The type that the value of an answer must fit.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, handler};
+    /// # use latchwork::json;
+    /// let approval = handler("approval").run(async |ctx, price: u64| {
+    ///     let question = ctx.suspend("approve-price").schema_of::<u64>().allow([AnswerKind::Submit]);
+    ///     Ok(question.await?.is_approved())
+    /// });
+    /// ```
     pub fn schema_of<T: JsonSchema>(self) -> Self {
         let schema = schemars::schema_for!(T).to_value();
         self.schema(schema)
     }
 
     /// The allowed answers.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, handler};
+    /// # use latchwork::json;
+    /// let approval = handler("approval").run(async |ctx, price: u64| {
+    ///     let question = ctx.suspend("approve-price").allow([AnswerKind::Approve, AnswerKind::Skip]);
+    ///     Ok(question.await?.is_approved())
+    /// });
+    /// ```
     pub fn allow(mut self, allow: impl IntoIterator<Item = AnswerKind>) -> Self {
         self.allow = allow.into_iter().collect();
         self
@@ -158,6 +219,15 @@ impl<P> Suspend<'_, P> {
 
     /// A time limit. Without an answer until then, the question is closed and the wait fails with
     /// [`BlockError::Unanswered`].
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, handler};
+    /// # use latchwork::json;
+    /// let approval = handler("approval").run(async |ctx, price: u64| {
+    ///     let question = ctx.suspend("approve-price").timeout(std::time::Duration::from_secs(3600));
+    ///     Ok(question.await?.is_approved())
+    /// });
+    /// ```
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
@@ -278,11 +348,26 @@ impl Suspensions {
 
     /// The size of a page: 100 by default, at least 1 and at most 1000. A page may have fewer, and still have a next
     /// one.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, Flows, RequestHandle, Result};
+    /// # async fn example(flows: Flows, request: RequestHandle) -> Result<()> {
+    /// let page = flows.suspensions("refund").limit(10).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn limit(self, limit: usize) -> Suspensions {
         Suspensions::new(self.reviews.map(|reviews| reviews.limit(limit)))
     }
 
     /// Continues after an earlier page: its `next`.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, Flows, RequestHandle, Result};
+    /// # async fn example(flows: Flows, request: RequestHandle) -> Result<()> {
+    /// let first = flows.suspensions("refund").limit(10).await?;
+    /// let second = flows.suspensions("refund").after(first.next).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn after(self, cursor: impl Into<Option<Cursor>>) -> Suspensions {
         Suspensions::new(self.reviews.map(|reviews| reviews.after(cursor)))
     }

@@ -1,5 +1,5 @@
-//! The events of a block that its next boundary tells of. A commit holds only so many: past some hundred, the changes of
-//! one state are told as one difference. It does not know when a boundary is.
+//! The events of a block that its next boundary tells of. A commit holds only so many: past some hundred, the changes
+//! of one state are told as one difference. It does not know when a boundary is.
 
 use std::collections::BTreeMap;
 

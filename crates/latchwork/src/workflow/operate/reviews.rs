@@ -386,8 +386,8 @@ impl ReviewHandle {
         self.decide_with(option, by, reason, None).await
     }
 
-    /// The same, with a value for the code that waits. If the question has a schema, as those of flows may, a value that
-    /// does not fit is refused, and the review stays open.
+    /// The same, with a value for the code that waits. If the question has a schema, as those of flows may, a value
+    /// that does not fit is refused, and the review stays open.
     ///
     /// ```
     /// # use latchwork::json;

@@ -1,5 +1,5 @@
-//! What the value of a decision has to fit: a JSON schema, and the options that take a value. It is stored with the review,
-//! so that every caller who decides it is held to it.
+//! What the value of a decision has to fit: a JSON schema, and the options that take a value. It is stored with the
+//! review, so that every caller who decides it is held to it.
 
 use std::collections::BTreeMap;
 

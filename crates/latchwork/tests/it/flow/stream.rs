@@ -140,7 +140,11 @@ fn step(path: &str, kind: &str, state: &str) -> serde_json::Value {
 async fn a_failure_is_told_with_its_words() {
     let inner = sequencer("inner").step(&fails("breaks", &Log::default())).build().unwrap();
     let told = told(&only(sequencer("chain").step(&inner).build().unwrap())).await;
-    let failed = |path: &str, kind: &str| json!({"type": "step", "path": path, "kind": kind, "state": "failed", "error": "it is broken"});
+    let failed = |path: &str, kind: &str| {
+        let mut failed = step(path, kind, "failed");
+        failed["error"] = json!("it is broken");
+        failed
+    };
     let expected = [
         json!({"type": "request_started", "action": "test/run"}),
         step("chain/inner", "sequencer", "begun"),
@@ -158,7 +162,8 @@ async fn what_a_block_has_changed_before_it_was_given_up_is_told() {
     let log = Log::default();
     let chain = sequencer("chain").state::<Tally>().race(&[&sleeps("slow", &log), &add("quick", &log)]);
     let told = told(&only(chain.build().unwrap())).await;
-    let slow = json!({"type": "state_change", "scope": "chain", "operation": "inc_state", "path": "total", "delta": 1, "rev": 1});
+    let slow = json!({"type": "state_change", "scope": "chain", "operation": "inc_state",
+        "path": "total", "delta": 1, "rev": 1});
     let place = told.iter().position(|event| *event == slow).unwrap_or_else(|| panic!("{told:?}"));
     assert_eq!(told[place + 1], step("chain/slow", "handler", "given_up"));
     assert_eq!(told[place - 1], step("chain/quick", "handler", "completed"));
