@@ -261,7 +261,8 @@ impl FlowRequest {
     /// which later commits remove.
     fn remove(&self, block: &BranchPath, part: Part) -> Part {
         let over = self.run().with(|state| state.settle(block));
-        let (first, rest) = over.split_at(over.len().min(MOST_BESIDE));
+        let room = MOST_BESIDE.saturating_sub(part.writes().len());
+        let (first, rest) = over.split_at(over.len().min(room));
         self.litter.lock().extend(rest.iter().map(|place| self.key(place)));
         first.iter().fold(part, |part, place| part.delete(&self.key(place)))
     }
@@ -277,7 +278,8 @@ impl FlowRequest {
         self.cells.lock().retain(|path, _| !path.is_within(block));
         let gone = self.stored.lock().extract_if(.., |path| path.is_within(block)).collect::<Vec<_>>();
         let mut keys: Vec<Key> = gone.iter().map(|path| kept.checkpoint(path)).collect();
-        self.litter.lock().extend(keys.split_off(keys.len().min(MOST_BESIDE)));
+        let room = if run.with(|state| state.beside.is_full()) { 0 } else { MOST_BESIDE };
+        self.litter.lock().extend(keys.split_off(keys.len().min(room)));
         run.with(|state| keys.into_iter().for_each(|key| state.beside.put(key, None)));
         part
     }
@@ -335,7 +337,7 @@ impl FlowRequest {
     /// left more behind than a commit can remove.
     pub(crate) async fn room(&self) {
         let run = self.run();
-        while run.is_full() || run.with(|state| state.beside.is_full()) || self.sweeps() {
+        while run.is_full() || run.with(|state| state.is_full_beside()) || self.sweeps() {
             OpInProgress::begin(run, WaitsFor::Store).make_room().await;
         }
     }

@@ -166,7 +166,7 @@ impl Doing {
     pub(crate) async fn make_room(&self) {
         let stamp = self.run.with(RunState::want_all);
         self.until(|state| {
-            let has_room = state.is_durable(stamp) && !state.beside.is_full();
+            let has_room = state.is_durable(stamp) && !state.is_full_beside();
             if !has_room {
                 // Records and events alone ask for no commit.
                 state.known.want();
