@@ -1,9 +1,9 @@
 //! `latch review decide`: decides a review, through an engine that runs nothing. The waiting execution becomes running
 //! in the store, and continues when an engine starts that has the workflow.
 
-use anyhow::Result;
 use clap::Args;
 use latchwork::workflow::Executions;
+use serde_json::Value;
 
 use crate::output::Output;
 use crate::review::fields::ReviewFields;
@@ -22,9 +22,16 @@ pub(crate) struct Decide {
     /// The reason.
     #[arg(long, value_name = "TEXT", default_value = "")]
     reason: String,
+    /// The value of the answer, as JSON, for a question of a flow that asks for one.
+    #[arg(long, value_name = "JSON", value_parser = json)]
+    value: Option<Value>,
 }
 
-pub(crate) async fn run(decide: Decide, store: &StoreArgument, output: &mut Output<'_>) -> Result<()> {
+fn json(text: &str) -> Result<Value, String> {
+    serde_json::from_str(text).map_err(|error| error.to_string())
+}
+
+pub(crate) async fn run(decide: Decide, store: &StoreArgument, output: &mut Output<'_>) -> anyhow::Result<()> {
     // A missing review is found without a write.
     let looked = store.look().await?;
     let found = Executions::on(&looked).await?.review(&decide.id).await;
@@ -32,7 +39,8 @@ pub(crate) async fn run(decide: Decide, store: &StoreArgument, output: &mut Outp
     found?;
     let engine = store.operate().await?;
     let review = engine.review(&decide.id);
-    let decided = match review.decide(&decide.option, &decide.by, &decide.reason).await {
+    let decided = review.decide_with(&decide.option, &decide.by, &decide.reason, decide.value);
+    let decided = match decided.await {
         Ok(_) => review.describe().await,
         Err(error) => Err(error),
     };

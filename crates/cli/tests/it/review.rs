@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::time::Duration;
 
+use latchwork::flow::{AnswerKind, flow, handler};
 use latchwork::workflow::{Ctx, Engine, Workflow, workflow};
 use serde_json::{Value, json};
 
@@ -109,4 +110,42 @@ fn a_review_is_decided_once_and_the_execution_continues_with_it() {
         result
     });
     assert_eq!(result, "ada: approve");
+}
+
+/// The schema of a question is stored with it: a value that does not fit leaves it open.
+#[test]
+fn a_question_of_a_flow_is_answered_with_a_value() {
+    let asks = handler("asks").run(async |ctx, _: u64| {
+        let schema = json!({"type": "object", "required": ["cents"], "properties": {"cents": {"type": "integer"}}});
+        let answer = ctx.suspend("price").schema(schema).allow([AnswerKind::Submit, AnswerKind::Skip]).await?;
+        Ok(answer.value["cents"].as_u64())
+    });
+    let prices = flow("prices").action("ask", asks).build().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let store = directory.path().join("data");
+    let id = block_on(async {
+        let engine = Engine::open(&store).flow(&prices).start().await.unwrap();
+        let request = engine.flow(&prices).run("ask", 1).id("r").await.unwrap();
+        while request.suspensions().await.unwrap().is_empty() || engine.residents() > 0 {
+            engine.store().env().sleep(Duration::from_millis(5)).await;
+        }
+        let id = request.suspensions().await.unwrap().remove(0).id;
+        engine.shutdown().await.unwrap();
+        id
+    });
+    let decide = ["review", "decide", &id, "submit", "--by", "ada"];
+    for wrong in [&[][..], &["--value", "7"], &["--value", r#"{"cents": "many"}"#], &["--value", "{"]] {
+        let (code, said) = failed(&[&decide[..], wrong].concat(), &store);
+        assert_eq!(code, Some(2), "{said}");
+    }
+    assert_eq!(json(&["review", "show", &id], &store)["state"], json!("open"));
+    let decided = json(&[&decide[..], &["--value", r#"{"cents": 50}"#]].concat(), &store);
+    assert_eq!(decided["state"], json!("decided"));
+    let output = block_on(async {
+        let engine = Engine::open(&store).flow(&prices).start().await.unwrap();
+        let output: Option<u64> = engine.flow(&prices).request("r").result().await.unwrap();
+        engine.shutdown().await.unwrap();
+        output
+    });
+    assert_eq!(output, Some(50));
 }

@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::flow::ctx::{BlockCtx, Look};
 use crate::flow::error::{BlockError, FlowError, Result, failed};
 use crate::flow::frame::Frame;
-use crate::flow::request::{FoundTrace, gave, shown};
+use crate::flow::request::{FlowSabotage, FoundTrace, gave, shown};
 use crate::flow::schema::{Shape, StatePart};
 use crate::workflow::journal::place::BranchPath;
 use crate::workflow::stored::record::{EntryState, Kind};
@@ -94,10 +94,12 @@ impl BlockNode {
     }
 }
 
-/// Refuses a name that is empty or too long.
+/// Refuses a name that is empty or too long, or that could be the label of a function between blocks, such as `a>map`
+/// and `a?`.
 pub(crate) fn check_name(what: &'static str, name: &str) -> Result<()> {
+    let is_label = name.contains('>') || name.ends_with('?');
     match name.len() {
-        1..=NAME_BYTES => Ok(()),
+        1..=NAME_BYTES if !is_label => Ok(()),
         _ => Err(FlowError::Name { what, name: name.into() }),
     }
 }
@@ -156,11 +158,24 @@ pub(crate) enum BlockBegun<O> {
 
 impl<I: Send + 'static, O: Send + 'static> Block<I, O> {
     /// Its name.
+    ///
+    /// ```
+    /// # use latchwork::flow::handler;
+    /// let greet = handler("greet").run(async |_, name: String| Ok(format!("hello {name}")));
+    /// assert_eq!(greet.name(), "greet");
+    /// ```
     pub fn name(&self) -> &str {
         &self.node.name
     }
 
     /// The same block under another name: for a second use in one sequencer.
+    ///
+    /// ```
+    /// # use latchwork::flow::{handler, sequencer};
+    /// let double = handler("double").run(async |_, value: u64| Ok(value * 2));
+    /// let four_times = sequencer::<u64>("four-times").step(&double).step(&double.named("again")).build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn named(&self, name: &str) -> Block<I, O> {
         let BlockNode { kind, shape, is_durable, needs, scopes, targets, children, wrong, .. } = &*self.node;
         let node = BlockNode {
@@ -179,7 +194,10 @@ impl<I: Send + 'static, O: Send + 'static> Block<I, O> {
 
     /// Does the block at its path in a sequencer, or takes its output from its trace.
     pub(crate) async fn perform(&self, around: &Arc<Frame>, nth: u32, input: I) -> Result<O, Failure> {
-        let path = around.path.named(&self.node.name, nth);
+        let path = match around.request.breaks(FlowSabotage::TraceByPosition) {
+            true => around.path.named(&around.position(), 0),
+            false => around.path.named(&self.node.name, nth),
+        };
         self.perform_at(around, path, input).await
     }
 
@@ -202,6 +220,7 @@ impl<I: Send + 'static, O: Send + 'static> Block<I, O> {
     pub(crate) async fn begin(&self, around: &Arc<Frame>, path: BranchPath) -> BlockBegun<O> {
         let (BlockNode { kind, name, .. }, request) = (&*self.node, &around.request);
         let frame = around.child(&self.node, path);
+        request.expect_fit().await;
         if !frame.has_trace {
             return BlockBegun::Runs(frame);
         }
@@ -211,11 +230,15 @@ impl<I: Send + 'static, O: Send + 'static> Block<I, O> {
                 Err(error) => request.misfit(&frame.path, &error).await,
             },
             FoundTrace::Gave(failure) => BlockBegun::Over(Err(failure)),
-            FoundTrace::Begun(_) => BlockBegun::Runs(frame),
+            FoundTrace::Begun(_) => {
+                frame.runs();
+                BlockBegun::Runs(frame)
+            }
             FoundTrace::Nothing => {
                 request.run().effect().await;
                 request.room().await;
                 frame.begins();
+                frame.runs();
                 BlockBegun::Runs(frame)
             }
         }
@@ -250,6 +273,11 @@ impl<I: Send + 'static, O: Send + 'static> Block<I, O> {
 }
 
 /// Starts the definition of a handler: a block with a body.
+///
+/// ```
+/// # use latchwork::flow::handler;
+/// let double = handler("double").run(async |_, value: u64| Ok(value * 2));
+/// ```
 pub fn handler(name: &str) -> HandlerBuilder<Value> {
     HandlerBuilder { node: Ok(BlockNode::new(name, Kind::Handler)), needs: PhantomData }
 }
@@ -269,6 +297,18 @@ impl<P> HandlerBuilder<P> {
 
     /// The part of the state of the sequencer around it that the handler needs. It is compared with the sequencer's
     /// state when that is built.
+    ///
+    /// ```
+    /// # use latchwork::flow::handler;
+    /// # use schemars::JsonSchema;
+    /// # use serde::{Deserialize, Serialize};
+    /// #[derive(Serialize, Deserialize, JsonSchema)]
+    /// struct Total {
+    ///     total: u64,
+    /// }
+    /// let count = handler("count").needs::<Total>();
+    /// let count = count.tap(async |ctx, by: u64| ctx.sequencer().inc([("total", by)]).await);
+    /// ```
     pub fn needs<N: JsonSchema + DeserializeOwned>(self) -> HandlerBuilder<N> {
         let node = self.node.and_then(|mut node| {
             node.needs.push(StatePart::of::<N>(&node.name)?);
@@ -278,6 +318,19 @@ impl<P> HandlerBuilder<P> {
     }
 
     /// The part of another block's state that it needs: of a block before it, or else around it.
+    ///
+    /// ```
+    /// # use latchwork::flow::handler;
+    /// # use schemars::JsonSchema;
+    /// # use serde::{Deserialize, Serialize};
+    /// #[derive(Serialize, Deserialize, JsonSchema)]
+    /// struct Total {
+    ///     total: u64,
+    /// }
+    /// let report = handler("report").needs_target::<Total>("count").run(async |ctx, _: u64| {
+    ///     Ok(ctx.target::<Total>("count").state().total)
+    /// });
+    /// ```
     pub fn needs_target<N: JsonSchema + DeserializeOwned>(self, target: &str) -> HandlerBuilder<P> {
         self.add(|node| {
             let part = StatePart::of::<N>(&node.name)?;
@@ -287,16 +340,55 @@ impl<P> HandlerBuilder<P> {
     }
 
     /// The part of the session's state that it needs.
+    ///
+    /// ```
+    /// # use latchwork::flow::handler;
+    /// # use schemars::JsonSchema;
+    /// # use serde::{Deserialize, Serialize};
+    /// #[derive(Serialize, Deserialize, JsonSchema)]
+    /// struct Total {
+    ///     total: u64,
+    /// }
+    /// let visit = handler("visit").needs_session::<Total>().tap(async |ctx, _: u64| {
+    ///     Ok(ctx.session()?.inc_state("total", 1).await?)
+    /// });
+    /// ```
     pub fn needs_session<N: JsonSchema + DeserializeOwned>(self) -> HandlerBuilder<P> {
         self.scope::<N>("session")
     }
 
     /// The part of the user's state that it needs.
+    ///
+    /// ```
+    /// # use latchwork::flow::handler;
+    /// # use schemars::JsonSchema;
+    /// # use serde::{Deserialize, Serialize};
+    /// #[derive(Serialize, Deserialize, JsonSchema)]
+    /// struct Total {
+    ///     total: u64,
+    /// }
+    /// let visit = handler("visit").needs_user::<Total>().tap(async |ctx, _: u64| {
+    ///     Ok(ctx.user()?.inc_state("total", 1).await?)
+    /// });
+    /// ```
     pub fn needs_user<N: JsonSchema + DeserializeOwned>(self) -> HandlerBuilder<P> {
         self.scope::<N>("user")
     }
 
     /// The part of the organisation's state that it needs.
+    ///
+    /// ```
+    /// # use latchwork::flow::handler;
+    /// # use schemars::JsonSchema;
+    /// # use serde::{Deserialize, Serialize};
+    /// #[derive(Serialize, Deserialize, JsonSchema)]
+    /// struct Total {
+    ///     total: u64,
+    /// }
+    /// let visit = handler("visit").needs_org::<Total>().tap(async |ctx, _: u64| {
+    ///     Ok(ctx.org()?.inc_state("total", 1).await?)
+    /// });
+    /// ```
     pub fn needs_org<N: JsonSchema + DeserializeOwned>(self) -> HandlerBuilder<P> {
         self.scope::<N>("org")
     }
@@ -310,6 +402,20 @@ impl<P> HandlerBuilder<P> {
     }
 
     /// A state of its own, new each time the block runs: `ctx.own()`.
+    ///
+    /// ```
+    /// # use latchwork::flow::handler;
+    /// # use schemars::JsonSchema;
+    /// # use serde::{Deserialize, Serialize};
+    /// #[derive(Default, Serialize, Deserialize, JsonSchema)]
+    /// struct Total {
+    ///     total: u64,
+    /// }
+    /// let count = handler("count").state::<Total>().run(async |ctx, by: u64| {
+    ///     ctx.own::<Total>().inc([("total", by)]).await?;
+    ///     Ok(ctx.own::<Total>().state().total)
+    /// });
+    /// ```
     pub fn state<S>(self) -> HandlerBuilder<P>
     where
         S: Default + Serialize + DeserializeOwned + JsonSchema,
@@ -327,6 +433,11 @@ impl<P> HandlerBuilder<P> {
 
     /// A handler with an output. Its body may run again after a crash until its trace is recorded: what it must not do
     /// twice belongs in an operation of its context, such as `ctx.run` or `ctx.run_once`.
+    ///
+    /// ```
+    /// # use latchwork::flow::handler;
+    /// let double = handler("double").run(async |ctx, value: u64| ctx.run("double", async || Ok(value * 2)).await);
+    /// ```
     pub fn run<F, Fut, I, O>(self, body: F) -> Block<I, O>
     where
         F: Fn(BlockCtx<P>, I) -> Fut + Send + Sync + 'static,
@@ -344,6 +455,11 @@ impl<P> HandlerBuilder<P> {
     }
 
     /// A handler without an output, for `tap` and `work`. What its body returns is dropped.
+    ///
+    /// ```
+    /// # use latchwork::flow::handler;
+    /// let pause = handler("pause").tap(async |ctx, _: u64| ctx.sleep(std::time::Duration::from_secs(60)).await);
+    /// ```
     pub fn tap<F, Fut, I, T>(self, body: F) -> Block<I, NoOutput>
     where
         F: Fn(BlockCtx<P>, I) -> Fut + Send + Sync + 'static,
@@ -371,6 +487,15 @@ impl BlockNode {
 }
 
 /// A router: a block that chooses one of several blocks by its input, by name.
+///
+/// ```
+/// # use latchwork::flow::{handler, router};
+/// let small = handler("small").run(async |_, price: u64| Ok(price));
+/// let large = handler("large").run(async |_, price: u64| Ok(price - price / 10));
+/// let choose = |price: &u64, _: &_| if *price < 100 { "small".to_string() } else { "large".to_string() };
+/// let discount = router("discount", choose, &[&small, &large])?;
+/// # Ok::<(), latchwork::flow::FlowError>(())
+/// ```
 pub fn router<I, O, F>(name: &str, choose: F, blocks: &[&Block<I, O>]) -> Result<Block<I, O>>
 where
     F: Fn(&I, &Look<()>) -> String + Send + Sync + 'static,

@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::flow::error::{BoardError, BoardResult};
-use crate::json;
 use crate::node::write_text;
 use crate::page::{Asked, MOST, Page, Records, mark, paged};
+use crate::record::{Record, json_record};
 use crate::store::{Bytes, Commit, Item, Key, Order, Outcome, Range, Rev, Space, SpaceSpec, Store, Timestamp};
 use crate::workflow::stored::record::next_page;
 
@@ -52,17 +52,32 @@ pub struct NewTask {
 
 impl NewTask {
     /// A task without dependencies.
+    ///
+    /// ```
+    /// # use latchwork::flow::NewTask;
+    /// let task = NewTask::new("fetch", "https://example.org");
+    /// ```
     pub fn new(id: impl Into<String>, input: impl Into<Value>) -> NewTask {
         NewTask { id: id.into(), input: input.into(), after: Vec::new(), priority: 0 }
     }
 
     /// Adds a task that has to be completed before.
+    ///
+    /// ```
+    /// # use latchwork::flow::NewTask;
+    /// let task = NewTask::new("parse", ()).after("fetch");
+    /// ```
     pub fn after(mut self, task: impl Into<String>) -> NewTask {
         self.after.push(task.into());
         self
     }
 
     /// Sets the priority.
+    ///
+    /// ```
+    /// # use latchwork::flow::NewTask;
+    /// let task = NewTask::new("fetch", ()).priority(9);
+    /// ```
     pub fn priority(mut self, priority: u32) -> NewTask {
         self.priority = priority;
         self
@@ -134,6 +149,14 @@ pub struct ClaimedTask {
     pub task: Task,
 }
 
+json_record!(Task);
+
+impl ClaimedTask {
+    fn lost(&self) -> BoardError {
+        BoardError::ClaimLost { task: self.task.id.clone() }
+    }
+}
+
 impl Task {
     /// True if this is the same claim of the task.
     fn is_claim(&self, claimed: &Task) -> bool {
@@ -171,6 +194,14 @@ enum What {
 
 impl Board {
     /// The board of this name. Tasks are claimed in order of arrival, and tried three times.
+    ///
+    /// ```
+    /// # use latchwork::flow::{Board, BoardResult, Dispatch};
+    /// # use latchwork::store::Store;
+    /// # async fn example(store: Store) -> BoardResult<()> {
+    /// let board = Board::open(&store, "crawl").await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn open(store: &Store, name: &str) -> BoardResult<Board> {
         let space = store.space(SpaceSpec::new("flow.board")).await?;
         if name.is_empty() || name.len() > 256 {
@@ -181,12 +212,28 @@ impl Board {
     }
 
     /// Sets the order of claims. It counts for tasks that are added from now on.
+    ///
+    /// ```
+    /// # use latchwork::flow::{Board, BoardResult, Dispatch};
+    /// # use latchwork::store::Store;
+    /// # async fn example(store: Store) -> BoardResult<()> {
+    /// let board = Board::open(&store, "crawl").await?.dispatch(Dispatch::Priority);
+    /// # Ok(()) }
+    /// ```
     pub fn dispatch(mut self, dispatch: Dispatch) -> Board {
         self.dispatch = dispatch;
         self
     }
 
     /// Sets how often a task may be claimed before it has failed for good.
+    ///
+    /// ```
+    /// # use latchwork::flow::{Board, BoardResult, Dispatch};
+    /// # use latchwork::store::Store;
+    /// # async fn example(store: Store) -> BoardResult<()> {
+    /// let board = Board::open(&store, "crawl").await?.attempts(5);
+    /// # Ok(()) }
+    /// ```
     pub fn attempts(mut self, attempts: u32) -> Board {
         self.attempts = attempts.max(1);
         self
@@ -219,7 +266,7 @@ impl Board {
 
     async fn find(&self, id: &str) -> BoardResult<Option<(Task, Rev)>> {
         let Some(item) = self.store.view().await?.get(&self.task_key(id)).await? else { return Ok(None) };
-        let task = json::parse_stored(&item.value).ok_or_else(|| BoardError::Corrupt { task: id.into() })?;
+        let task = Task::decode(&item.value).map_err(|why| why.at(format!("task {id:?}")))?;
         Ok(Some((task, item.rev)))
     }
 
@@ -229,6 +276,13 @@ impl Board {
 
     /// Adds tasks. A dependency is a task of the board or of the same call. Up to 500 tasks are one commit, all or
     /// none; of more, each task comes after those that it depends on.
+    ///
+    /// ```
+    /// # use latchwork::flow::{Board, BoardResult, NewTask};
+    /// # async fn example(board: Board) -> BoardResult<()> {
+    /// board.add([NewTask::new("fetch", 1), NewTask::new("parse", 2).after("fetch")]).await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn add(&self, tasks: impl IntoIterator<Item = NewTask>) -> BoardResult<()> {
         let new: Vec<NewTask> = tasks.into_iter().collect();
         for some in in_order(new)?.chunks(WRITES / 2) {
@@ -278,7 +332,7 @@ impl Board {
                 Some(rev) => commit.at_rev(&key, *rev),
                 None => commit.absent(&key),
             };
-            commit = commit.put(&key, written(task));
+            commit = commit.put(&key, task.encode());
             if rev.is_none() && task.state == TaskState::Ready {
                 commit = commit.put(&self.ready_key(task), Bytes::new());
             }
@@ -297,6 +351,17 @@ impl Board {
 
     /// Claims the next task for a worker, for as long as the lease. Claims whose lease is over are taken away first.
     /// `None` if no task is ready.
+    ///
+    /// ```
+    /// # use latchwork::flow::{Board, BoardResult};
+    /// # async fn example(board: Board) -> BoardResult<()> {
+    /// let lease = std::time::Duration::from_secs(60);
+    /// while let Some(task) = board.claim("worker-1", lease).await? {
+    ///     println!("{}", task.task.input);
+    ///     board.complete(task, "done").await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn claim(&self, worker: &str, lease: Duration) -> BoardResult<Option<ClaimedTask>> {
         self.reclaim().await?;
         loop {
@@ -326,7 +391,7 @@ impl Board {
         task.state = TaskState::Claimed { by: worker.into(), until };
         task.attempts += 1;
         let own = self.task_key(&task.id);
-        let commit = Commit::new().at_rev(&own, rev).put(&own, written(&task)).delete(key);
+        let commit = Commit::new().at_rev(&own, rev).put(&own, task.encode()).delete(key);
         let commit = commit.put(&self.leased_key(until, &task.id), Bytes::new());
         Ok(match self.store.commit(commit).await? {
             Outcome::Applied(_) => Some(ClaimedTask { task }),
@@ -334,7 +399,47 @@ impl Board {
         })
     }
 
+    /// Extends the lease of a claimed task, from now on. Fails if the claim was lost.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use latchwork::flow::{Board, BoardResult, ClaimedTask};
+    /// # async fn example(board: Board, mut claimed: ClaimedTask) -> BoardResult<()> {
+    /// board.renew(&mut claimed, Duration::from_secs(60)).await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn renew(&self, claimed: &mut ClaimedTask, lease: Duration) -> BoardResult<()> {
+        loop {
+            let (now, rev) = self.known(&claimed.task.id).await?;
+            let TaskState::Claimed { by, .. } = now.state.clone() else { return Err(claimed.lost()) };
+            if !now.is_claim(&claimed.task) {
+                return Err(claimed.lost());
+            }
+            let until = self.store.env().now().plus(lease);
+            let after = Task { state: TaskState::Claimed { by, until }, ..now };
+            if claimed.task.state == after.state {
+                return Ok(());
+            }
+            let commit = self.ended(&claimed.task, rev, &after);
+            let commit = commit.put(&self.leased_key(until, &after.id), Bytes::new());
+            if self.store.commit(commit).await?.is_applied() {
+                claimed.task = after;
+                return Ok(());
+            }
+        }
+    }
+
     /// Completes a claimed task: the tasks that waited for it alone are ready in the same commit.
+    ///
+    /// ```
+    /// # use latchwork::flow::{Board, BoardResult};
+    /// # async fn example(board: Board) -> BoardResult<()> {
+    /// let lease = std::time::Duration::from_secs(60);
+    /// while let Some(task) = board.claim("worker-1", lease).await? {
+    ///     board.complete(task, "done").await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn complete(&self, claimed: ClaimedTask, output: impl Into<Value>) -> BoardResult<()> {
         let ClaimedTask { task } = claimed;
         let mut done = task.clone();
@@ -355,7 +460,7 @@ impl Board {
                     commit = commit.put(&self.ready_key(&next), Bytes::new());
                 }
                 let key = self.task_key(id);
-                commit = commit.at_rev(&key, its).put(&key, written(&next));
+                commit = commit.at_rev(&key, its).put(&key, next.encode());
             }
             if self.store.commit(commit).await?.is_applied() {
                 return Ok(());
@@ -364,6 +469,16 @@ impl Board {
     }
 
     /// Gives a claimed task back: it is ready again, or has failed for good.
+    ///
+    /// ```
+    /// # use latchwork::flow::{Board, BoardResult};
+    /// # async fn example(board: Board) -> BoardResult<()> {
+    /// let lease = std::time::Duration::from_secs(60);
+    /// while let Some(task) = board.claim("worker-1", lease).await? {
+    ///     board.fail(task, "the server does not answer").await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn fail(&self, claimed: ClaimedTask, error: &str) -> BoardResult<()> {
         match self.give_back(&claimed.task, error).await? {
             true => Ok(()),
@@ -372,6 +487,13 @@ impl Board {
     }
 
     /// Takes claims away whose lease is over. Returns how many.
+    ///
+    /// ```
+    /// # use latchwork::flow::{Board, BoardResult};
+    /// # async fn example(board: Board) -> BoardResult<()> {
+    /// let taken_away = board.reclaim().await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn reclaim(&self) -> BoardResult<usize> {
         let now = self.store.env().now();
         let leased = self.store.view().await?.scan(&self.range(What::Leased), Order::Ascending, LOOK).await?;
@@ -414,7 +536,7 @@ impl Board {
     /// The commit that ends a claim.
     fn ended(&self, claimed: &Task, rev: Rev, after: &Task) -> Commit {
         let key = self.task_key(&after.id);
-        let commit = Commit::new().at_rev(&key, rev).put(&key, written(after));
+        let commit = Commit::new().at_rev(&key, rev).put(&key, after.encode());
         match &claimed.state {
             TaskState::Claimed { until, .. } => commit.delete(&self.leased_key(*until, &claimed.id)),
             _ => commit,
@@ -422,11 +544,29 @@ impl Board {
     }
 
     /// The tasks, by id. Await it for a page of them.
+    ///
+    /// ```
+    /// # use latchwork::flow::{Board, BoardResult};
+    /// # async fn example(board: Board) -> BoardResult<()> {
+    /// for task in board.tasks().await? {
+    ///     println!("{}: {:?}", task.id, task.state);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn tasks(&self) -> Tasks {
         Tasks { board: self.clone(), asked: Asked::of("tasks") }
     }
 
     /// How the board is. It looks at all tasks only if none is ready and none is claimed.
+    ///
+    /// ```
+    /// # use latchwork::flow::{Board, BoardResult, BoardState};
+    /// # async fn example(board: Board) -> BoardResult<()> {
+    /// if board.state().await? == BoardState::BlockedByFailures {
+    ///     println!("tasks have failed for good");
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn state(&self) -> BoardResult<BoardState> {
         let view = self.store.view().await?;
         for what in [What::Ready, What::Leased] {
@@ -487,11 +627,7 @@ impl Drop for Taking<'_> {
 }
 
 fn read_task(key: &Key, item: &Item) -> BoardResult<Task> {
-    json::parse_stored(&item.value).ok_or_else(|| BoardError::Corrupt { task: key.to_string() })
-}
-
-fn written(task: &Task) -> Vec<u8> {
-    serde_json::to_vec(task).expect("a task can be written as JSON")
+    Task::decode(&item.value).map_err(|why| why.at(format!("task {key}")).into())
 }
 
 /// The tasks, each after those of them that it depends on.

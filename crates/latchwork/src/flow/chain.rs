@@ -31,7 +31,7 @@ pub(crate) enum Flowing {
 }
 
 /// Reads a value that goes back from its recorded text.
-type ReadBack = fn(&str) -> Option<AnyValue>;
+type ReadBack = fn(&str) -> serde_json::Result<AnyValue>;
 
 type Matches = dyn Fn(&Failure, &Arc<Frame>) -> bool + Send + Sync;
 type RunRescue = dyn Fn(Arc<Frame>, Failure) -> Boxed<'static, Result<AnyValue, Failure>> + Send + Sync;
@@ -104,10 +104,11 @@ impl Chain {
                 };
                 (rounds[index], turns[index]) = (count, turn);
                 // A loop around this one, or another one to this place, may have gone back later.
-                if turns.iter().all(|other| *other <= turn)
-                    && let Some(before) = read(&text)
-                {
-                    value = before;
+                if turns.iter().all(|other| *other <= turn) {
+                    value = match read(&text) {
+                        Ok(before) => before,
+                        Err(error) => frame.request.misfit(&frame.path.named(label(from), 0), &error).await,
+                    };
                 }
             }
             let turn = StageInput { frame: frame.clone(), value, nth: self.nth(&rounds, at) };

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::page::CursorError;
+use crate::record::unreadable;
 use crate::store::StoreError;
 use crate::workflow::{Decision, Failure, WorkflowError};
 
@@ -18,7 +19,7 @@ pub type Result<T, E = FlowError> = std::result::Result<T, E>;
 #[allow(missing_docs)] // The fields are what the messages say.
 pub enum FlowError {
     /// A name is not valid.
-    #[error("{name:?} cannot be the name of {what}: it must have 1 to 128 bytes")]
+    #[error("{name:?} cannot be the name of {what}: it must have 1 to 128 bytes, without `>`, and no `?` at its end")]
     Name { what: &'static str, name: String },
     /// Two blocks of a chain have the same name.
     #[error("sequencer {sequencer:?} has two blocks of the name {name:?}; give one another name with `named`")]
@@ -131,6 +132,8 @@ pub(crate) fn failed(error: BlockError) -> Failure {
     Failure::typed(error).not_retryable()
 }
 
+unreadable!(BoardError);
+
 /// The result of an operation on a board.
 pub type BoardResult<T> = std::result::Result<T, BoardError>;
 
@@ -155,8 +158,11 @@ pub enum BoardError {
     #[error("the claim of task {task:?} was lost: its lease was over")]
     ClaimLost { task: String },
     /// A stored task cannot be read.
-    #[error("task {task:?} cannot be read")]
-    Corrupt { task: String },
+    #[error("{place} cannot be read")]
+    Corrupt { place: String },
+    /// A newer program has stored a task.
+    #[error("{place} has version {found}; this program reads versions 1 to {supported}: use a newer program")]
+    UnknownVersion { place: String, found: u8, supported: u8 },
     /// A cursor does not fit the list.
     #[error(transparent)]
     Cursor(#[from] CursorError),

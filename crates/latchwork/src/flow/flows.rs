@@ -12,13 +12,17 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::flow::block::{Block, BlockNode, Data, check_name};
+use crate::flow::checkpoint::Checkpoint;
 use crate::flow::error::{FlowError, Result};
 use crate::flow::frame::Frame;
+#[cfg(feature = "testing")]
+use crate::flow::request::FlowSabotage;
 use crate::flow::request::{Asker, FlowRequest, Settings, shown};
 use crate::flow::schema::{StatePart, merge};
 use crate::flow::stream::{Events, FlowEvent};
 use crate::flow::suspend::{self, AnswerKind, Suspension, Suspensions};
 use crate::json;
+use crate::record::Record;
 use crate::store::Order;
 use crate::workflow::{
     Ctx, Engine, EngineBuilder, ExecutionId, Failure, Handle, Queue, Workflow, WorkflowError, workflow,
@@ -42,6 +46,11 @@ pub struct RequestInput<I> {
 
 impl<I> RequestInput<I> {
     /// The input of a request without a session.
+    ///
+    /// ```
+    /// # use latchwork::flow::RequestInput;
+    /// let input = RequestInput::new("hello".to_string());
+    /// ```
     pub fn new(input: I) -> RequestInput<I> {
         RequestInput { input, asker: Asker::default(), alone: None }
     }
@@ -61,8 +70,16 @@ pub enum Busy {
 }
 
 /// Starts the definition of a flow.
+///
+/// ```
+/// # use latchwork::flow::{flow, handler};
+/// let echo = handler("echo").run(async |_, text: String| Ok(text));
+/// let echoes = flow("echoes").action("echo", echo).build()?;
+/// # Ok::<(), latchwork::flow::FlowError>(())
+/// ```
 pub fn flow(kind: &str) -> FlowBuilder {
-    let settings = Settings { mutation_timeout: Some(Duration::from_secs(30)), cleanup_checkpoints: false };
+    let settings =
+        Settings { mutation_timeout: Some(Duration::from_secs(30)), cleanup_checkpoints: false, sabotage: None };
     FlowBuilder { kind: kind.into(), settings, timeout: None, keep: None, actions: Vec::new() }
 }
 
@@ -96,6 +113,13 @@ struct FlowAction {
 
 impl FlowBuilder {
     /// Adds an action: a block that takes the input of a request.
+    ///
+    /// ```
+    /// # use latchwork::flow::{flow, handler};
+    /// let echo = handler("echo").run(async |_, text: String| Ok(text));
+    /// let echoes = flow("echoes").action("echo", echo).build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn action<I: Data, O: Data>(mut self, name: &str, block: Block<I, O>) -> FlowBuilder {
         let node = block.node.clone();
         let make = Box::new(move |name: &str, flow: &FlowBuilder, busy| made(name, flow, block, busy));
@@ -104,12 +128,26 @@ impl FlowBuilder {
     }
 
     /// What happens to a request of the last action while its session has another one of that action.
+    ///
+    /// ```
+    /// # use latchwork::flow::{Busy, flow, handler};
+    /// let echo = handler("echo").run(async |_, text: String| Ok(text));
+    /// let echoes = flow("echoes").action("echo", echo).when_busy(Busy::Queue).build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn when_busy(mut self, busy: Busy) -> FlowBuilder {
         self.actions.iter_mut().last().into_iter().for_each(|action| action.busy = busy);
         self
     }
 
     /// How long a change of a state may wait and run together: 30 s by default, `None` for no limit.
+    ///
+    /// ```
+    /// # use latchwork::flow::{flow, handler};
+    /// let echo = handler("echo").run(async |_, text: String| Ok(text));
+    /// let echoes = flow("echoes").action("echo", echo).mutation_timeout(std::time::Duration::from_secs(5)).build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn mutation_timeout(mut self, timeout: impl Into<Option<Duration>>) -> FlowBuilder {
         self.settings.mutation_timeout = timeout.into();
         self
@@ -117,24 +155,64 @@ impl FlowBuilder {
 
     /// Removes the checkpoints of a request in the commit that ends it. Without this, the last ones are kept as long as
     /// the request is.
+    ///
+    /// ```
+    /// # use latchwork::flow::{flow, handler};
+    /// let echo = handler("echo").run(async |_, text: String| Ok(text));
+    /// let echoes = flow("echoes").action("echo", echo).cleanup_checkpoints_on_terminal().build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn cleanup_checkpoints_on_terminal(mut self) -> FlowBuilder {
         self.settings.cleanup_checkpoints = true;
         self
     }
 
+    /// Breaks the flow on purpose, so that tests can show that they notice.
+    ///
+    /// ```
+    /// # use latchwork::flow::{FlowSabotage, flow};
+    /// let broken = flow("orders").sabotage(FlowSabotage::CheckpointLater);
+    /// ```
+    #[cfg(feature = "testing")]
+    pub fn sabotage(mut self, sabotage: FlowSabotage) -> FlowBuilder {
+        self.settings.sabotage = Some(sabotage);
+        self
+    }
+
     /// How long a request may take, from its start to its end.
+    ///
+    /// ```
+    /// # use latchwork::flow::{flow, handler};
+    /// let echo = handler("echo").run(async |_, text: String| Ok(text));
+    /// let echoes = flow("echoes").action("echo", echo).timeout(std::time::Duration::from_secs(3600)).build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn timeout(mut self, timeout: Duration) -> FlowBuilder {
         self.timeout = Some(timeout);
         self
     }
 
     /// How long a request is kept after its end, with its stream, traces and checkpoints: seven days by default.
+    ///
+    /// ```
+    /// # use latchwork::flow::{flow, handler};
+    /// let echo = handler("echo").run(async |_, text: String| Ok(text));
+    /// let echoes = flow("echoes").action("echo", echo).keep(std::time::Duration::from_secs(3600)).build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn keep(mut self, keep: Duration) -> FlowBuilder {
         self.keep = Some(keep);
         self
     }
 
     /// Builds the flow, and checks what the blocks of all actions have declared.
+    ///
+    /// ```
+    /// # use latchwork::flow::{flow, handler};
+    /// let echo = handler("echo").run(async |_, text: String| Ok(text));
+    /// let echoes = flow("echoes").action("echo", echo).build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn build(mut self) -> Result<Flow> {
         check_name("a flow", &self.kind)?;
         let mut actions = BTreeMap::new();
@@ -204,9 +282,13 @@ async fn requested<I: Data, O: Data>(
         request.tell(&FlowEvent::RequestStarted { action });
     }
     let frame = Frame::outermost(request, &block.node);
+    frame.request.expect_fit().await;
     let result = block.run(&frame, given.input).await;
     frame.take_events().iter().for_each(|event| frame.request.tell(event));
-    frame.request.end();
+    if let Some(failure) = result.as_ref().err().filter(|failure| !failure.is_cancelled()) {
+        frame.request.tell(&FlowEvent::error(&frame.path, failure));
+    }
+    frame.request.end().await;
     result
 }
 
@@ -224,9 +306,13 @@ fn check_depth(node: &BlockNode, path: &str, before: usize) -> Result<()> {
 fn check_targets<'a>(node: &'a Arc<BlockNode>, around: &mut Vec<&'a Arc<BlockNode>>) -> Result<()> {
     for (target, part) in &node.targets {
         let (block, target) = (part.block.clone(), target.clone());
-        let before = around.iter().rev().find_map(|outer| {
-            let it = outer.children.iter().find(|child| *child.name == *target && child.shape.is_some());
-            it.filter(|it| !Arc::ptr_eq(it, node))
+        // The blocks around this one, from the inside out, each with the block in it that leads here.
+        let inner = around.iter().copied().skip(1).chain([node]);
+        let mut levels: Vec<_> = around.iter().copied().zip(inner).collect();
+        levels.reverse();
+        let before = levels.into_iter().find_map(|(outer, inner)| {
+            let earlier = outer.children.iter().take_while(|child| !Arc::ptr_eq(child, inner));
+            earlier.filter(|child| *child.name == *target && child.shape.is_some()).last()
         });
         let ancestors: Vec<_> = around.iter().filter(|it| *it.name == *target && it.shape.is_some()).collect();
         let found = match (before, &ancestors[..]) {
@@ -262,6 +348,14 @@ shown!(FlowBuilder, it => kind: it.kind);
 
 impl Flow {
     /// Its name.
+    ///
+    /// ```
+    /// # use latchwork::flow::{flow, handler};
+    /// let echo = handler("echo").run(async |_, text: String| Ok(text));
+    /// let echoes = flow("echoes").action("echo", echo).build()?;
+    /// assert_eq!(echoes.kind(), "echoes");
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn kind(&self) -> &str {
         &self.kind
     }
@@ -275,6 +369,14 @@ impl Flow {
     }
 
     /// The workflow of an action, for tests that need one. `None` if there is no such action of these types.
+    ///
+    /// ```
+    /// # use latchwork::flow::{flow, handler};
+    /// let echo = handler("echo").run(async |_, text: String| Ok(text));
+    /// let echoes = flow("echoes").action("echo", echo).build()?;
+    /// assert!(echoes.workflow::<String, String>("echo").is_some());
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn workflow<I: Data, O: Data>(&self, action: &str) -> Option<Workflow<RequestInput<I>, O>> {
         self.actions.get(action)?.typed.downcast_ref::<Workflow<RequestInput<I>, O>>().cloned()
     }
@@ -282,6 +384,14 @@ impl Flow {
 
 impl EngineBuilder {
     /// Registers a flow, so that requests to its actions can run here.
+    ///
+    /// ```
+    /// # use latchwork::flow::Flow;
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(echoes: Flow) -> Result<()> {
+    /// let engine = Engine::open("./data").flow(&echoes).start().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn flow(self, flow: &Flow) -> EngineBuilder {
         flow.actions.values().fold(self, |builder, action| (action.register)(builder))
     }
@@ -289,6 +399,15 @@ impl EngineBuilder {
 
 impl Engine {
     /// The requests of a flow. The flow must be registered with [`EngineBuilder::flow`].
+    ///
+    /// ```
+    /// # use latchwork::flow::Flow;
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(echoes: Flow) -> Result<()> {
+    /// let engine = Engine::open("./data").flow(&echoes).start().await?;
+    /// let flows = engine.flow(&echoes);
+    /// # Ok(()) }
+    /// ```
     pub fn flow(&self, flow: &Flow) -> Flows {
         Flows { engine: self.clone(), flow: flow.clone() }
     }
@@ -303,6 +422,14 @@ pub struct Flows {
 
 impl Flows {
     /// Makes a request to an action. When the awaited call returns, the request is stored and survives any crash.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, Flows, RequestHandle, Result};
+    /// # async fn example(flows: Flows, request: RequestHandle) -> Result<()> {
+    /// let request = flows.run("echo", "hello").session("s-1").await?;
+    /// let echo: String = request.result().await?;
+    /// # Ok(()) }
+    /// ```
     pub fn run(&self, action: &str, input: impl Serialize) -> RunRequest {
         let input = json::to_value(&input);
         let (flows, action) = (self.clone(), action.into());
@@ -310,6 +437,13 @@ impl Flows {
     }
 
     /// A request that was made before.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, Flows, RequestHandle, Result};
+    /// # async fn example(flows: Flows, request: RequestHandle) -> Result<()> {
+    /// let request = flows.request("request-7");
+    /// # Ok(()) }
+    /// ```
     pub fn request(&self, id: impl Into<ExecutionId>) -> RequestHandle {
         RequestHandle { engine: self.engine.clone(), handle: self.engine.handle_by_id(id) }
     }
@@ -330,12 +464,29 @@ impl Flows {
     }
 
     /// A question, open or not.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, Flows, RequestHandle, Result};
+    /// # async fn example(flows: Flows, request: RequestHandle) -> Result<()> {
+    /// let question = flows.suspension("0192f0c1-…/request-7").await?;
+    /// println!("{}", question.message);
+    /// # Ok(()) }
+    /// ```
     pub async fn suspension(&self, id: &str) -> Result<Suspension> {
         suspend::find(&self.engine, id).await
     }
 
     /// Answers a question: with a value if it asks for one. One caller wins; the others get [`FlowError::Answered`]. An
     /// answer that does not fit leaves the question open.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, Flows, RequestHandle, Result};
+    /// # async fn example(flows: Flows, request: RequestHandle) -> Result<()> {
+    /// for question in flows.suspensions("refund").await? {
+    ///     flows.answer(&question.id, AnswerKind::Submit, 25, "ada@example.org").await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn answer(&self, id: &str, kind: AnswerKind, value: impl Serialize, by: &str) -> Result<()> {
         let value = json::to_value(&value)
             .map_err(|cause| FlowError::BadAnswer { reason: cause.to_string(), value: Value::Null })?;
@@ -356,30 +507,65 @@ pub struct RunRequest {
 
 impl RunRequest {
     /// The session that the request belongs to.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, Flows, RequestHandle, Result};
+    /// # async fn example(flows: Flows, request: RequestHandle) -> Result<()> {
+    /// let request = flows.run("echo", "hello").session("session-1").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn session(mut self, id: impl Into<String>) -> RunRequest {
         self.asker.session = Some(id.into());
         self
     }
 
     /// The user.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, Flows, RequestHandle, Result};
+    /// # async fn example(flows: Flows, request: RequestHandle) -> Result<()> {
+    /// let request = flows.run("echo", "hello").user("user-1").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn user(mut self, id: impl Into<String>) -> RunRequest {
         self.asker.user = Some(id.into());
         self
     }
 
     /// The organisation.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, Flows, RequestHandle, Result};
+    /// # async fn example(flows: Flows, request: RequestHandle) -> Result<()> {
+    /// let request = flows.run("echo", "hello").org("org-1").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn org(mut self, id: impl Into<String>) -> RunRequest {
         self.asker.org = Some(id.into());
         self
     }
 
     /// The id of the request; without one, it is a new UUIDv7.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, Flows, RequestHandle, Result};
+    /// # async fn example(flows: Flows, request: RequestHandle) -> Result<()> {
+    /// let request = flows.run("echo", "hello").id("request-7").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn id(mut self, id: impl Into<ExecutionId>) -> RunRequest {
         self.id = Some(id.into());
         self
     }
 
     /// An idempotency key: all requests to the action under one key are one request.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, Flows, RequestHandle, Result};
+    /// # async fn example(flows: Flows, request: RequestHandle) -> Result<()> {
+    /// let request = flows.run("echo", "hello").idempotency_key("order-7").await?;
+    /// # Ok(()) }
+    /// ```
     pub fn idempotency_key(mut self, key: impl Into<String>) -> RunRequest {
         self.key = Some(key.into());
         self
@@ -429,11 +615,25 @@ shown!(RequestHandle, it => id: it.handle.id());
 
 impl RequestHandle {
     /// Its id, which is that of its execution: everything that an operator does to executions can be done to it.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, Flows, RequestHandle, Result};
+    /// # async fn example(flows: Flows, request: RequestHandle) -> Result<()> {
+    /// println!("{}", request.id());
+    /// # Ok(()) }
+    /// ```
     pub fn id(&self) -> &ExecutionId {
         self.handle.id()
     }
 
     /// Waits for the output.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, Flows, RequestHandle, Result};
+    /// # async fn example(flows: Flows, request: RequestHandle) -> Result<()> {
+    /// let echo: String = request.result().await?;
+    /// # Ok(()) }
+    /// ```
     pub async fn result<O: DeserializeOwned>(&self) -> Result<O> {
         let output = self.handle.result().await?;
         serde_json::from_value(output).map_err(|error| {
@@ -443,11 +643,31 @@ impl RequestHandle {
     }
 
     /// The events of the request, from the first one on.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, Flows, RequestHandle, Result};
+    /// # async fn example(flows: Flows, request: RequestHandle) -> Result<()> {
+    /// let mut events = request.events();
+    /// while let Some(event) = events.next().await? {
+    ///     println!("{} {:?}", event.number, event.event);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn events(&self) -> Events {
         self.events_from(0)
     }
 
     /// The events of the request after a number that was seen before.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, Flows, RequestHandle, Result};
+    /// # async fn example(flows: Flows, request: RequestHandle) -> Result<()> {
+    /// let mut events = request.events_after(41);
+    /// while let Some(event) = events.next().await? {
+    ///     println!("{} {:?}", event.number, event.event);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub fn events_after(&self, number: u64) -> Events {
         self.events_from(number.saturating_add(1))
     }
@@ -457,12 +677,30 @@ impl RequestHandle {
     }
 
     /// The open questions of this request.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, Flows, RequestHandle, Result};
+    /// # async fn example(flows: Flows, request: RequestHandle) -> Result<()> {
+    /// for question in request.suspensions().await? {
+    ///     println!("{}", question.message);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn suspensions(&self) -> Result<Vec<Suspension>> {
         let open = self.engine.inner.stored().open_reviews(self.id()).await?;
         Ok(open.into_iter().filter_map(Suspension::of).collect())
     }
 
     /// The checkpoints of the request, by the paths of its blocks: the latest states without transient fields.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, Flows, RequestHandle, Result};
+    /// # async fn example(flows: Flows, request: RequestHandle) -> Result<()> {
+    /// for (block, state) in request.checkpoints().await? {
+    ///     println!("{block}: {state}");
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn checkpoints(&self) -> Result<BTreeMap<String, Value>> {
         let (engine, id) = (&self.engine.inner, self.id());
         let (view, kept) = (engine.store.view().await.map_err(WorkflowError::from)?, engine.kept(id));
@@ -471,7 +709,9 @@ impl RequestHandle {
         let mut checkpoints = BTreeMap::new();
         for (key, item) in found {
             let path = kept.read_checkpoint(&key).ok_or_else(damaged)?;
-            checkpoints.insert(shown(&path), json::parse_stored(&item.value).ok_or_else(damaged)?);
+            let place = || format!("checkpoint {path} of execution {id:?}");
+            let checkpoint = Checkpoint::decode(&item.value).map_err(|why| WorkflowError::from(why.at(place())))?;
+            checkpoints.insert(shown(&path), checkpoint.state);
         }
         Ok(checkpoints)
     }

@@ -1,25 +1,36 @@
 //! A block that runs: its path, its state, and the block around it. It runs the body of a handler in a branch of its
 //! own, so that the operations of the body are replayed. It does not know the verbs.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Poll;
 
 use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::flow::block::BlockNode;
 use crate::flow::ctx::BlockCtx;
 use crate::flow::request::{FlowRequest, FoundTrace, shown};
-use crate::flow::state::StateCell;
+use crate::flow::state::{StateCell, ToldChange};
 use crate::flow::stream::{FlowEvent, StepState};
+use crate::flow::untold::Untold;
 use crate::flow::work::Works;
 use crate::workflow::Failure;
+use crate::workflow::ctx::Ctx;
 use crate::workflow::ctx::step::caught;
 use crate::workflow::journal::place::BranchPath;
-use crate::workflow::run::{Branch, Doing, OpInProgress};
+use crate::workflow::run::{Branch, Doing, OpInProgress, hash_text};
 use crate::workflow::stored::record::{EntryState, Kind, WaitsFor};
+
+/// The result of an effect, once there is one. Its lock is held while the effect runs.
+type Effect = tokio::sync::Mutex<Option<Result<Value, Failure>>>;
+
+/// The longest key of an effect that its place shows; the place of a longer one has a hash of it.
+const KEY_BYTES: usize = 64;
 
 pub(crate) struct Frame {
     pub(crate) request: Arc<FlowRequest>,
@@ -36,8 +47,12 @@ pub(crate) struct Frame {
     /// The states of the blocks that have begun in here, in order.
     pub(crate) begun: Mutex<Vec<(Arc<str>, Arc<StateCell>)>>,
     pub(crate) works: Works,
+    /// The results of the effects of the body, by their keys.
+    effects: Mutex<BTreeMap<String, Arc<Effect>>>,
+    /// How many blocks sabotage has counted in here.
+    blocks: AtomicU32,
     /// The events since the last boundary.
-    events: Arc<Mutex<Vec<FlowEvent>>>,
+    untold: Arc<Mutex<Untold>>,
 }
 
 impl Frame {
@@ -45,7 +60,7 @@ impl Frame {
     /// as long as the request is.
     pub(crate) fn outermost(request: FlowRequest, node: &Arc<BlockNode>) -> Arc<Frame> {
         let path = BranchPath::default().named(&node.name, 0);
-        let own = node.shape.as_ref().map(|shape| request.cell(&path, shape, node.is_durable));
+        let own = node.shape.as_ref().map(|shape| request.cell(&path, shape, (node.is_durable, true)));
         Arc::new(Frame {
             request: Arc::new(request),
             covered_by: path.clone(),
@@ -57,23 +72,25 @@ impl Frame {
             records: node.is_durable,
             begun: Mutex::default(),
             works: Works::default(),
-            events: Arc::default(),
+            effects: Mutex::default(),
+            blocks: AtomicU32::default(),
+            untold: Arc::default(),
         })
     }
 
     /// A block in this one.
     pub(crate) fn child(self: &Arc<Frame>, node: &Arc<BlockNode>, path: BranchPath) -> Arc<Frame> {
         let is_durable = self.records && node.is_durable;
-        let own = node.shape.as_ref().map(|shape| self.request.cell(&path, shape, is_durable));
+        let own = node.shape.as_ref().map(|shape| self.request.cell(&path, shape, (is_durable, self.records)));
         if let Some(cell) = &own {
             // Of several rounds, the last one counts.
             let mut begun = self.begun.lock();
             begun.retain(|(name, _)| *name != node.name);
             begun.push((node.name.clone(), cell.clone()));
         }
-        let (covered_by, events) = match self.records {
+        let (covered_by, untold) = match self.records {
             true => (path.clone(), Arc::default()),
-            false => (self.covered_by.clone(), self.events.clone()),
+            false => (self.covered_by.clone(), self.untold.clone()),
         };
         Arc::new(Frame {
             request: self.request.clone(),
@@ -86,7 +103,9 @@ impl Frame {
             records: is_durable,
             begun: Mutex::default(),
             works: Works::default(),
-            events,
+            effects: Mutex::default(),
+            blocks: AtomicU32::default(),
+            untold,
         })
     }
 
@@ -122,11 +141,26 @@ impl Frame {
 
     /// Keeps an event until the next boundary.
     pub(crate) fn tell(&self, event: FlowEvent) {
-        self.events.lock().push(event);
+        self.untold.lock().tell(event);
+    }
+
+    /// Keeps a change of the state of a block until the next boundary.
+    pub(crate) fn tell_change(&self, owner: &BranchPath, change: ToldChange) {
+        self.untold.lock().change(owner, change);
     }
 
     pub(crate) fn take_events(&self) -> Vec<FlowEvent> {
-        std::mem::take(&mut self.events.lock())
+        self.untold.lock().take()
+    }
+
+    /// The position of the next block in the chain, for sabotage.
+    pub(crate) fn position(&self) -> String {
+        self.blocks.fetch_add(1, Ordering::SeqCst).to_string()
+    }
+
+    /// The block runs, for the first time or once more.
+    pub(crate) fn runs(&self) {
+        self.request.runs(&self.path, self.node.kind, &self.untold);
     }
 
     /// The block begins, unless it has begun before.
@@ -138,12 +172,8 @@ impl Frame {
 
     /// A boundary of this block: its trace is at the path `at`, its own or that of the loop that it is a round of.
     pub(crate) fn ends(&self, at: &BranchPath, kind: Kind, state: EntryState, progress: Option<String>) {
-        let how = match &state {
-            EntryState::Gave(_) => StepState::Failed,
-            _ => StepState::Completed,
-        };
         let mut events = self.take_events();
-        events.push(FlowEvent::step(&self.path, self.node.kind, how));
+        events.push(FlowEvent::ended(&self.path, self.node.kind, &state));
         let mut entry = self.request.entry(kind, &self.node.name, state);
         entry.progress = progress;
         self.request.boundary(&self.path, at, entry, events);
@@ -223,5 +253,31 @@ impl Frame {
             }
             None => Err(run.why_cancelled(&self.path.at(0))),
         }
+    }
+
+    /// What is known of an effect of the body.
+    pub(crate) fn effect(&self, key: &str) -> Arc<Effect> {
+        self.effects.lock().entry(key.into()).or_default().clone()
+    }
+
+    /// Runs an operation of the body at a place that has the name of its key, and not a number.
+    pub(crate) async fn aside<T, F>(&self, ctx: &Ctx, key: &str, operate: impl FnOnce(Ctx) -> F) -> T
+    where
+        F: Future<Output = T>,
+    {
+        let run = self.request.run();
+        let name = match key.len() {
+            0..=KEY_BYTES => format!("once>{key}"),
+            _ => format!("once>{:016x}", hash_text(key)),
+        };
+        let path = self.path.named(&name, 0);
+        // Meanwhile the branch of the caller does nothing else.
+        let here = ctx.begins().await;
+        let branch = Branch::forked(path.clone(), self.request.has_operations(&path));
+        let in_saga = Branch::polled(run).is_some_and(|(_, in_saga)| in_saga);
+        let mut running = std::pin::pin!(operate(ctx.on(branch.clone())));
+        let done = std::future::poll_fn(|context| branch.poll(run, in_saga, || running.as_mut().poll(context))).await;
+        here.ends();
+        done
     }
 }

@@ -44,6 +44,17 @@ struct Repeat<S, V, O> {
 impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
     /// Repeats a block while a condition holds, which is asked before each round. The output of a round is the value of
     /// the next one; a block without output leaves the value as it is.
+    ///
+    /// ```
+    /// # use latchwork::flow::{handler, otherwise, sequencer, when};
+    /// # use latchwork::workflow::Failure;
+    /// # #[derive(Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+    /// # struct Total { total: u64 }
+    /// # let a = handler("a").run(async |_, value: u64| Ok(value + 1));
+    /// # let b = handler("b").run(async |_, value: u64| Ok(value * 2));
+    /// let chain = sequencer::<u64>("chain").do_while(|value, _| *value < 10, &a).build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn do_while<O, F>(self, condition: F, block: &Block<V, O>) -> Self
     where
         V: Clone,
@@ -55,6 +66,17 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
     }
 
     /// Repeats a block until a condition holds, which is asked after each round.
+    ///
+    /// ```
+    /// # use latchwork::flow::{handler, otherwise, sequencer, when};
+    /// # use latchwork::workflow::Failure;
+    /// # #[derive(Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+    /// # struct Total { total: u64 }
+    /// # let a = handler("a").run(async |_, value: u64| Ok(value + 1));
+    /// # let b = handler("b").run(async |_, value: u64| Ok(value * 2));
+    /// let chain = sequencer::<u64>("chain").do_until(|value, _| *value > 10, &a).build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn do_until<O, F>(self, condition: F, block: &Block<V, O>) -> Self
     where
         V: Clone,
@@ -81,6 +103,17 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
 
     /// Goes back to a block of this sequencer while a condition holds: everything from that block to here is done
     /// again, with the present value. It must have the type that the block takes.
+    ///
+    /// ```
+    /// # use latchwork::flow::{handler, otherwise, sequencer, when};
+    /// # use latchwork::workflow::Failure;
+    /// # #[derive(Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+    /// # struct Total { total: u64 }
+    /// # let a = handler("a").run(async |_, value: u64| Ok(value + 1));
+    /// # let b = handler("b").run(async |_, value: u64| Ok(value * 2));
+    /// let chain = sequencer::<u64>("chain").step(&a).step(&b).loop_back("a", |value, _| *value < 10).build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn loop_back<F>(mut self, to: &str, condition: F) -> Self
     where
         F: Fn(&V, &Look<S>) -> bool + Send + Sync + 'static,
@@ -108,7 +141,7 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
                 Ok(Flowing::Back(Box::new(value), text))
             })
         });
-        let read = |text: &str| serde_json::from_str::<V>(text).ok().map(|value| Box::new(value) as AnyValue);
+        let read = |text: &str| serde_json::from_str::<V>(text).map(|value| Box::new(value) as AnyValue);
         self.stages.iter_mut().last().into_iter().for_each(|stage| stage.back = Some((target, read)));
         self
     }
@@ -142,7 +175,12 @@ impl<S, V: Data + Clone, O: Carries<V>> Repeat<S, V, O> {
                 break;
             }
             if round >= self.most {
-                return Err(failed(BlockError::Endless { path: shown(&at), rounds: self.most }));
+                let endless = failed(BlockError::Endless { path: shown(&at), rounds: self.most });
+                if frame.records {
+                    // A second life must not ask the condition again: the state may have changed.
+                    request.note(&at, request.entry(Kind::Loop, name, gave(&endless)));
+                }
+                return Err(endless);
             }
             value = self.round(frame, &at, path, round, value).await?;
             round += 1;

@@ -2,6 +2,7 @@
 //! has failed, is recorded together with its trace, so that after an interruption the same one counts.
 
 use std::sync::Arc;
+use std::task::Poll;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -60,7 +61,7 @@ impl Drop for Left<'_> {
         let request = &self.frame.request;
         // A function that panics parks the request: the others are not given up, they run again later.
         if !request.run().is_stopping() && !std::thread::panicking() {
-            self.paths.iter().for_each(|(_, path)| request.give_up(path));
+            request.give_up(&self.paths.iter().map(|(_, path)| path.clone()).collect());
         }
     }
 }
@@ -182,6 +183,17 @@ type Several<B, V, O> = (B, Arc<str>, Vec<Arc<str>>, Arc<[Block<V, O>]>);
 impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
     /// Does blocks side by side with the same value: the next value is the tuple of their outputs. With the first
     /// failure, the others are given up.
+    ///
+    /// ```
+    /// # use latchwork::flow::{handler, otherwise, sequencer, when};
+    /// # use latchwork::workflow::Failure;
+    /// # #[derive(Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+    /// # struct Total { total: u64 }
+    /// # let a = handler("a").run(async |_, value: u64| Ok(value + 1));
+    /// # let b = handler("b").run(async |_, value: u64| Ok(value * 2));
+    /// let chain = sequencer::<u64>("chain").parallel((&a, &b)).map(|(a, b), _| a + b).build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn parallel<B: Parallel<V>>(self, blocks: B) -> SequencerBuilder<S, I, B::Output>
     where
         V: Clone,
@@ -205,6 +217,17 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
 
     /// Does blocks of the same types side by side: the next value is the list of their outputs, in order. With the
     /// first failure, the others are given up.
+    ///
+    /// ```
+    /// # use latchwork::flow::{handler, otherwise, sequencer, when};
+    /// # use latchwork::workflow::Failure;
+    /// # #[derive(Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+    /// # struct Total { total: u64 }
+    /// # let a = handler("a").run(async |_, value: u64| Ok(value + 1));
+    /// # let b = handler("b").run(async |_, value: u64| Ok(value * 2));
+    /// let chain = sequencer::<u64>("chain").step_all(&[&a, &b]).map(|list, _| list.iter().sum::<u64>()).build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn step_all<O: Data>(self, blocks: &[&Block<V, O>]) -> SequencerBuilder<S, I, Vec<O>>
     where
         V: Clone,
@@ -225,6 +248,17 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
 
     /// Does blocks side by side: the next value is the output of the first that succeeds, and the others are given up.
     /// If all fail, the sequencer fails with the last block's failure.
+    ///
+    /// ```
+    /// # use latchwork::flow::{handler, otherwise, sequencer, when};
+    /// # use latchwork::workflow::Failure;
+    /// # #[derive(Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+    /// # struct Total { total: u64 }
+    /// # let a = handler("a").run(async |_, value: u64| Ok(value + 1));
+    /// # let b = handler("b").run(async |_, value: u64| Ok(value * 2));
+    /// let chain = sequencer::<u64>("chain").step_any(&[&a, &b]).build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn step_any<O: Data>(self, blocks: &[&Block<V, O>]) -> SequencerBuilder<S, I, O>
     where
         V: Clone,
@@ -234,6 +268,17 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
 
     /// Does blocks side by side: the next value is the output of the first that ends, and the others are given up. If
     /// that one fails, the sequencer fails.
+    ///
+    /// ```
+    /// # use latchwork::flow::{handler, otherwise, sequencer, when};
+    /// # use latchwork::workflow::Failure;
+    /// # #[derive(Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+    /// # struct Total { total: u64 }
+    /// # let a = handler("a").run(async |_, value: u64| Ok(value + 1));
+    /// # let b = handler("b").run(async |_, value: u64| Ok(value * 2));
+    /// let chain = sequencer::<u64>("chain").race(&[&a, &b]).build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn race<O: Data>(self, blocks: &[&Block<V, O>]) -> SequencerBuilder<S, I, O>
     where
         V: Clone,
@@ -274,6 +319,17 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
 
     /// Does a block for each item of a list, at most `at_once` at a time: the next value is the list of outputs, in the
     /// order of the items. With the first failure, the others are given up.
+    ///
+    /// ```
+    /// # use latchwork::flow::{handler, otherwise, sequencer, when};
+    /// # use latchwork::workflow::Failure;
+    /// # #[derive(Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+    /// # struct Total { total: u64 }
+    /// # let a = handler("a").run(async |_, value: u64| Ok(value + 1));
+    /// # let b = handler("b").run(async |_, value: u64| Ok(value * 2));
+    /// let chain = sequencer::<u64>("chain").map(|value, _| vec![value, 7]).for_each(2, &a).build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn for_each<O: Data>(self, at_once: usize, block: &Block<V::Item, O>) -> SequencerBuilder<S, I, Vec<O>>
     where
         V: ItemList,
@@ -296,6 +352,17 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
     }
 
     /// Does a block for each item of a list in the background: see [`SequencerBuilder::work`].
+    ///
+    /// ```
+    /// # use latchwork::flow::{handler, otherwise, sequencer, when};
+    /// # use latchwork::workflow::Failure;
+    /// # #[derive(Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+    /// # struct Total { total: u64 }
+    /// # let a = handler("a").run(async |_, value: u64| Ok(value + 1));
+    /// # let b = handler("b").run(async |_, value: u64| Ok(value * 2));
+    /// let chain = sequencer::<u64>("chain").map(|value, _| vec![value, 7]).for_each_background(&a).build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn for_each_background<O: Send + 'static>(self, block: &Block<V::Item, O>) -> Self
     where
         V: ItemList + Clone,
@@ -315,6 +382,17 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
 
     /// Does a block in the background, with the present value. The chain goes on at once. If the block fails, that is
     /// recorded, and the chain does not fail. The sequencer waits for all its work before it ends, however it ends.
+    ///
+    /// ```
+    /// # use latchwork::flow::{handler, otherwise, sequencer, when};
+    /// # use latchwork::workflow::Failure;
+    /// # #[derive(Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+    /// # struct Total { total: u64 }
+    /// # let a = handler("a").run(async |_, value: u64| Ok(value + 1));
+    /// # let b = handler("b").run(async |_, value: u64| Ok(value * 2));
+    /// let chain = sequencer::<u64>("chain").work(&a).step(&b).build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn work<O: Send + 'static>(self, block: &Block<V, O>) -> Self
     where
         V: Clone,
@@ -328,6 +406,17 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
     }
 
     /// Like [`SequencerBuilder::work`], if a condition holds.
+    ///
+    /// ```
+    /// # use latchwork::flow::{handler, otherwise, sequencer, when};
+    /// # use latchwork::workflow::Failure;
+    /// # #[derive(Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+    /// # struct Total { total: u64 }
+    /// # let a = handler("a").run(async |_, value: u64| Ok(value + 1));
+    /// # let b = handler("b").run(async |_, value: u64| Ok(value * 2));
+    /// let chain = sequencer::<u64>("chain").work_if(|value, _| *value > 5, &a).step(&b).build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn work_if<O, F>(self, condition: F, block: &Block<V, O>) -> Self
     where
         O: Send + 'static,
@@ -350,6 +439,17 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
     }
 
     /// Waits until all work of this sequencer so far has ended.
+    ///
+    /// ```
+    /// # use latchwork::flow::{handler, otherwise, sequencer, when};
+    /// # use latchwork::workflow::Failure;
+    /// # #[derive(Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+    /// # struct Total { total: u64 }
+    /// # let a = handler("a").run(async |_, value: u64| Ok(value + 1));
+    /// # let b = handler("b").run(async |_, value: u64| Ok(value * 2));
+    /// let chain = sequencer::<u64>("chain").work(&a).wait_for_work().build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn wait_for_work(self) -> Self {
         self.then(Vec::new(), |frame, value, _| {
             Box::pin(async move {
@@ -361,6 +461,19 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
 
     /// Waits until a condition holds, which work in the background brings about. If no work is left and it does not
     /// hold, the sequencer fails with [`BlockError::NeverHolds`].
+    ///
+    /// ```
+    /// # use latchwork::flow::{handler, otherwise, sequencer, when};
+    /// # use latchwork::workflow::Failure;
+    /// # #[derive(Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+    /// # struct Total { total: u64 }
+    /// # let a = handler("a").run(async |_, value: u64| Ok(value + 1));
+    /// # let b = handler("b").run(async |_, value: u64| Ok(value * 2));
+    /// # let counts = handler("counts").tap(async |ctx, by: u64| ctx.sequencer().inc([("total", by)]).await);
+    /// let chain = sequencer::<u64>("chain").state::<Total>().work(&counts);
+    /// let chain = chain.wait_for_condition(|_, look| look.state().total > 5).build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn wait_for_condition<F>(mut self, condition: F) -> Self
     where
         F: Fn(&V, &Look<S>) -> bool + Send + Sync + 'static,
@@ -370,19 +483,18 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
         self.then(vec![label.clone()], move |frame, value, nth| {
             let (label, condition) = (label.clone(), condition.clone());
             Box::pin(async move {
-                if frame.chosen::<bool>(&label, nth).await == Some(true) {
-                    return Ok(value);
-                }
-                let holds = std::future::poll_fn(|_| match condition(&value, &Look::of(&frame)) {
-                    true => std::task::Poll::Ready(true),
-                    false if frame.works.left() == 0 => std::task::Poll::Ready(false),
-                    false => std::task::Poll::Pending,
+                let known: Option<bool> = frame.chosen(&label, nth).await;
+                let looked = std::future::poll_fn(|_| match known {
+                    Some(known) => Poll::Ready(known),
+                    None if condition(&value, &Look::of(&frame)) => Poll::Ready(true),
+                    None if frame.works.left() == 0 => Poll::Ready(false),
+                    None => Poll::Pending,
                 });
-                if !holds.await {
-                    return Err(failed(BlockError::NeverHolds { path: shown(&frame.path.named(&label, nth)) }));
+                let holds = looked.await;
+                match frame.choose(&label, nth, || holds).await? {
+                    true => Ok(value),
+                    false => Err(failed(BlockError::NeverHolds { path: shown(&frame.path.named(&label, nth)) })),
                 }
-                frame.choose(&label, nth, || true).await?;
-                Ok(value)
             })
         })
     }

@@ -31,10 +31,12 @@
 mod block;
 mod board;
 mod chain;
+mod checkpoint;
 mod ctx;
 mod delta;
 mod error;
 mod flows;
+mod found;
 mod frame;
 mod loops;
 mod many;
@@ -44,6 +46,7 @@ mod sequencer;
 mod state;
 mod stream;
 mod suspend;
+mod untold;
 mod work;
 
 pub use block::{Block, Data, HandlerBuilder, NoOutput, handler, router};
@@ -54,6 +57,8 @@ pub use flows::{Busy, Flow, FlowBuilder, Flows, RequestHandle, RequestInput, Run
 pub use loops::Carries;
 pub use many::{ItemList, Parallel, ParallelBlocks};
 pub use request::Asker;
+#[cfg(feature = "testing")]
+pub use request::FlowSabotage;
 pub use schema::Transient;
 pub use sequencer::{Case, SequencerBuilder, otherwise, sequencer, when};
 pub use stream::{Events, FlowEvent, NumberedEvent, StepState};

@@ -2,30 +2,29 @@
 //! boundaries: the trace of a block, the checkpoints of the states it has changed and its events are one commit. It
 //! does not know what blocks do.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
+use crate::flow::checkpoint::Checkpoint;
+use crate::flow::found::{Found, load};
 use crate::flow::schema::Shape;
 use crate::flow::state::StateCell;
-use crate::flow::stream::FlowEvent;
+use crate::flow::stream::{FlowEvent, StepState};
+use crate::flow::untold::Untold;
 use crate::lane::Part;
-use crate::store::{Bytes, Order, Timestamp};
+use crate::record::Record;
+use crate::store::{Bytes, Key, Timestamp};
+use crate::workflow::Failure;
 use crate::workflow::ctx::Ctx;
 use crate::workflow::ctx::step::read_failure;
 use crate::workflow::journal::place::{BranchPath, Place};
-use crate::workflow::operate::history::read_entry;
-use crate::workflow::run::{OpInProgress, Run, largest};
-use crate::workflow::stored::keys::{journal_key, run_key};
-use crate::workflow::stored::record::{Entry, EntryState, Kind, WaitsFor, failure_text, next_page};
-use crate::workflow::{Failure, WorkflowError};
-
-/// How many records are read at once.
-const PAGE: usize = 1000;
+use crate::workflow::run::{MOST_BESIDE, OpInProgress, Run, largest};
+use crate::workflow::stored::keys::journal_key;
+use crate::workflow::stored::record::{Entry, EntryState, Kind, WaitsFor, failure_text};
 
 /// Who a request is for. It is part of the execution's input.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -47,6 +46,18 @@ pub struct Asker {
 pub(crate) struct Settings {
     pub(crate) mutation_timeout: Option<Duration>,
     pub(crate) cleanup_checkpoints: bool,
+    pub(crate) sabotage: Option<FlowSabotage>,
+}
+
+/// Breaks flows on purpose, to show that their tests notice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+#[cfg_attr(not(feature = "testing"), allow(dead_code, unreachable_pub))]
+pub enum FlowSabotage {
+    /// A checkpoint is stored after the trace of its block, in another commit.
+    CheckpointLater,
+    /// A trace is found by the position of its block, and not by its name.
+    TraceByPosition,
 }
 
 pub(crate) struct FlowRequest {
@@ -56,9 +67,18 @@ pub(crate) struct FlowRequest {
     /// The entries of the journal that no block has asked for, as an earlier life has left them.
     entries: Mutex<BTreeMap<Place, Entry>>,
     /// The checkpoints of an earlier life.
-    checkpoints: Mutex<BTreeMap<BranchPath, Value>>,
-    /// The states of blocks that run or have run.
+    checkpoints: Mutex<BTreeMap<BranchPath, Checkpoint>>,
+    /// The states of blocks that run or have run, and the paths of those that may have a checkpoint.
     cells: Mutex<BTreeMap<BranchPath, Weak<StateCell>>>,
+    stored: Mutex<BTreeSet<BranchPath>>,
+    /// The kinds of the blocks that run, and what no boundary has told of them.
+    running: Mutex<BTreeMap<BranchPath, (Kind, Arc<Mutex<Untold>>)>>,
+    /// The keys of what was recorded inside blocks that have ended, as far as it is not removed.
+    litter: Mutex<Vec<Key>>,
+    /// Checkpoints that sabotage keeps from the commits of their traces.
+    late: Mutex<Vec<(Key, Option<Bytes>)>>,
+    /// Why a recorded state cannot be used.
+    misfit: Mutex<Option<String>>,
 }
 
 /// What the journal holds of a block.
@@ -75,13 +95,26 @@ impl FlowRequest {
     /// Loads what an earlier life of the request has left.
     pub(crate) async fn load(ctx: Ctx, asker: Asker, settings: Settings) -> FlowRequest {
         let run = ctx.run.clone();
-        let (mut entries, mut checkpoints) = (BTreeMap::new(), BTreeMap::new());
-        if !run.with(|state| state.residency.is_fresh()) {
-            let loaded = load(&run, &mut entries, &mut checkpoints).await;
-            run.or_stop(loaded).await;
+        let found = match run.with(|state| state.residency.is_fresh()) {
+            true => Found::default(),
+            false => {
+                let loaded = load(&run).await;
+                run.or_stop(loaded).await
+            }
+        };
+        FlowRequest {
+            ctx,
+            asker,
+            settings,
+            entries: Mutex::new(found.entries),
+            stored: Mutex::new(found.checkpoints.keys().cloned().collect()),
+            checkpoints: Mutex::new(found.checkpoints),
+            cells: Mutex::default(),
+            running: Mutex::default(),
+            litter: Mutex::new(found.litter),
+            late: Mutex::default(),
+            misfit: Mutex::default(),
         }
-        let (entries, checkpoints) = (Mutex::new(entries), Mutex::new(checkpoints));
-        FlowRequest { ctx, asker, settings, entries, checkpoints, cells: Mutex::default() }
     }
 
     pub(crate) fn run(&self) -> &Arc<Run> {
@@ -108,7 +141,8 @@ impl FlowRequest {
     pub(crate) async fn found(&self, path: &BranchPath, kind: Kind, name: &str) -> FoundTrace {
         let found = self.entries.lock().get(&path.trace()).cloned();
         let Some(entry) = found else { return FoundTrace::Nothing };
-        if entry.kind != kind || *entry.name != *name {
+        let is_named = *entry.name == *name || self.breaks(FlowSabotage::TraceByPosition);
+        if entry.kind != kind || !is_named {
             let Entry { kind: other, name: its, .. } = &entry;
             let reason = format!("block {path} is {kind} {name:?} in the flow, and {other} {its:?} in its trace");
             return self.run().park(reason).await;
@@ -125,16 +159,39 @@ impl FlowRequest {
         self.run().park(format!("the recorded output of block {path} does not fit its type: {error}")).await
     }
 
+    /// Parks the request if a recorded state does not fit the type that the flow has now.
+    pub(crate) async fn expect_fit(&self) {
+        let misfit = self.misfit.lock().clone();
+        if let Some(reason) = misfit {
+            self.run().park(reason).await
+        }
+    }
+
     /// True if the journal holds operations of the code of a block, in its own branch.
     pub(crate) fn has_operations(&self, path: &BranchPath) -> bool {
         self.entries.lock().range(path.at(0)..path.trace()).next().is_some()
     }
 
-    /// The state of a block instance, from its checkpoint or with its defaults.
-    pub(crate) fn cell(&self, path: &BranchPath, shape: &Arc<Shape>, is_durable: bool) -> Arc<StateCell> {
-        let checkpoint = self.checkpoints.lock().get(path).cloned();
+    /// The state of a block instance, from its checkpoint or with its defaults. A checkpoint that does not fit the type
+    /// parks the request when the block begins: see [`FlowRequest::expect_fit`].
+    /// The second flag says whether the stream tells of it.
+    pub(crate) fn cell(
+        &self,
+        path: &BranchPath,
+        shape: &Arc<Shape>,
+        (is_durable, is_told): (bool, bool),
+    ) -> Arc<StateCell> {
+        let checkpoint = self.checkpoints.lock().get(path).filter(|_| is_durable).cloned();
+        let restored = |it: Checkpoint| Checkpoint { state: shape.restored(it.state), ..it };
+        let restored = checkpoint.map(restored);
+        if let Some(why) = restored.as_ref().and_then(|it| shape.check(&it.state).err()) {
+            let reason = || format!("the recorded state of block {path} does not fit its type: {why}");
+            self.misfit.lock().get_or_insert_with(reason);
+        }
+        let new = || Checkpoint { state: (shape.defaults)(), rev: 0, held: Vec::new() };
+        let state = restored.unwrap_or_else(new);
         let limit = largest(&self.run().engine);
-        let cell = Arc::new(StateCell::new(path.clone(), shape, is_durable, checkpoint, limit));
+        let cell = Arc::new(StateCell::new(path.clone(), shape, (is_durable, is_told), state, limit));
         self.cells.lock().insert(path.clone(), Arc::downgrade(&cell));
         cell
     }
@@ -153,92 +210,158 @@ impl FlowRequest {
         self.run().put(&path.trace(), entry);
     }
 
+    /// A block runs: if it is given up, this is told of it.
+    pub(crate) fn runs(&self, path: &BranchPath, kind: Kind, untold: &Arc<Mutex<Untold>>) {
+        self.running.lock().insert(path.clone(), (kind, untold.clone()));
+    }
+
     pub(crate) fn tell(&self, event: &FlowEvent) {
-        let text = serde_json::to_vec(event).expect("an event can be written as JSON");
-        self.run().with(|state| state.beside.append(Bytes::from(text)));
+        self.run().with(|state| state.beside.append(event.encode()));
     }
 
     /// A step boundary: the trace, the checkpoints of what the block has changed, the removal of what was recorded
     /// inside it and its events go into one commit, because nothing in here waits.
     pub(crate) fn boundary(&self, block: &BranchPath, at: &BranchPath, entry: Entry, events: Vec<FlowEvent>) {
         let (run, kept) = (self.run(), self.run().kept());
-        let changed: Vec<(BranchPath, Value)> = self.settled(|cell| cell.settle(block));
-        let over = run.with(|state| state.settle(block));
-        let (id, number) = (&run.id, run.number().1);
-        let key = |place: &Place| run.engine.spaces.journal.key(journal_key(id, number, place));
-        let mut part = over.iter().fold(Part::default(), |part, place| part.delete(&key(place)));
+        self.running.lock().remove(block);
+        let changed = self.settled(|cell| cell.settle(block));
+        let mut part = self.remove(block, Part::default());
         if block != at {
             // The round of a loop leaves nothing behind but the loop's own entry.
-            part = self.forget(block, part, &key);
+            part = self.forget(block, part);
         }
         self.entries.lock().retain(|place, _| !place.branch.is_within(block));
         run.put_with(&at.trace(), entry, (!part.writes().is_empty()).then(|| part.into()));
         for (path, value) in changed {
             let is_gone = block != at && path.is_within(block);
-            let value = (!is_gone).then(|| Bytes::from(value.to_string().into_bytes()));
-            run.with(|state| state.beside.put(kept.checkpoint(&path), value));
+            let value = (!is_gone).then(|| value.encode());
+            self.put_checkpoint(kept.checkpoint(&path), value);
         }
         events.iter().for_each(|event| self.tell(event));
     }
 
+    fn put_checkpoint(&self, key: Key, value: Option<Bytes>) {
+        match self.breaks(FlowSabotage::CheckpointLater) {
+            true => self.late.lock().push((key, value)),
+            false => self.run().with(|state| state.beside.put(key, value)),
+        }
+    }
+
+    pub(crate) fn breaks(&self, sabotage: FlowSabotage) -> bool {
+        self.settings.sabotage == Some(sabotage)
+    }
+
+    /// The key of an entry of the journal.
+    fn key(&self, place: &Place) -> Key {
+        let run = self.run();
+        run.engine.spaces.journal.key(journal_key(&run.id, run.number().1, place))
+    }
+
+    /// Removes what was recorded inside a block that ends. A commit removes only so much: its trace hides the rest,
+    /// which later commits remove.
+    fn remove(&self, block: &BranchPath, part: Part) -> Part {
+        let over = self.run().with(|state| state.settle(block));
+        let room = MOST_BESIDE.saturating_sub(part.writes().len());
+        let (first, rest) = over.split_at(over.len().min(room));
+        self.litter.lock().extend(rest.iter().map(|place| self.key(place)));
+        first.iter().fold(part, |part, place| part.delete(&self.key(place)))
+    }
+
     /// Removes the trace and the checkpoints of a round.
-    fn forget(&self, block: &BranchPath, mut part: Part, key: &impl Fn(&Place) -> crate::store::Key) -> Part {
+    fn forget(&self, block: &BranchPath, mut part: Part) -> Part {
         let (run, kept) = (self.run(), self.run().kept());
         let (is_stored, rest) = run.with(|state| state.forget(&block.trace()));
         part = rest.into_iter().fold(part, Part::and);
         if is_stored {
-            part = part.delete(&key(&block.trace()));
+            part = part.delete(&self.key(&block.trace()));
         }
-        let mut cells = self.cells.lock();
-        let mut gone: Vec<BranchPath> = cells.keys().filter(|path| path.is_within(block)).cloned().collect();
-        cells.retain(|path, _| !path.is_within(block));
-        gone.extend(self.checkpoints.lock().keys().filter(|path| path.is_within(block)).cloned());
-        gone.sort();
-        gone.dedup();
-        gone.iter().for_each(|path| run.with(|state| state.beside.put(kept.checkpoint(path), None)));
+        self.cells.lock().retain(|path, _| !path.is_within(block));
+        let gone = self.stored.lock().extract_if(.., |path| path.is_within(block)).collect::<Vec<_>>();
+        let mut keys: Vec<Key> = gone.iter().map(|path| kept.checkpoint(path)).collect();
+        let room = if run.with(|state| state.beside.is_full()) { 0 } else { MOST_BESIDE };
+        self.litter.lock().extend(keys.split_off(keys.len().min(room)));
+        run.with(|state| keys.into_iter().for_each(|key| state.beside.put(key, None)));
         part
     }
 
     /// The chain goes back: what its blocks have recorded in this round is removed by the commit that records it.
     pub(crate) fn go_back(&self, at: &BranchPath, entry: Entry, round: &[BranchPath]) {
         let (run, mut part) = (self.run(), Part::default());
-        let (id, number) = (&run.id, run.number().1);
-        let key = |place: &Place| run.engine.spaces.journal.key(journal_key(id, number, place));
         for block in round {
-            let over = run.with(|state| state.settle(block));
-            part = over.iter().fold(part, |part, place| part.delete(&key(place)));
-            part = self.forget(block, part, &key);
+            part = self.remove(block, part);
+            part = self.forget(block, part);
             self.entries.lock().retain(|place, _| !place.branch.is_within(block));
         }
         run.put_with(&at.trace(), entry, (!part.writes().is_empty()).then(|| part.into()));
     }
 
-    fn settled(&self, settle: impl Fn(&StateCell) -> Option<Value>) -> Vec<(BranchPath, Value)> {
-        let cells: Vec<Arc<StateCell>> = self.cells.lock().values().filter_map(Weak::upgrade).collect();
-        cells.iter().filter_map(|cell| Some((cell.path.clone(), settle(cell)?))).collect()
+    /// The checkpoints that have changed. States of blocks that are gone are forgotten.
+    fn settled(&self, settle: impl Fn(&StateCell) -> Option<Checkpoint>) -> Vec<(BranchPath, Checkpoint)> {
+        let mut cells = Vec::new();
+        self.cells.lock().retain(|_, cell| {
+            let cell = cell.upgrade();
+            cells.extend(cell.clone());
+            cell.is_some()
+        });
+        let changed = cells.iter().filter_map(|cell| Some((cell.path.clone(), settle(cell)?)));
+        let changed: Vec<_> = changed.collect();
+        self.stored.lock().extend(changed.iter().map(|(path, _)| path.clone()));
+        changed
     }
 
     /// Blocks were given up and do not run again. What they have changed of the states of others stays.
-    pub(crate) fn give_up(&self, path: &BranchPath) {
+    pub(crate) fn give_up(&self, paths: &BTreeSet<BranchPath>) {
         let run = self.run();
-        run.give_up(path);
-        for (owner, value) in self.settled(|cell| cell.settle_within(path)) {
-            let value = Bytes::from(value.to_string().into_bytes());
-            run.with(|state| state.beside.put(run.kept().checkpoint(&owner), Some(value)));
+        paths.iter().for_each(|path| run.give_up(path));
+        let is_lost = |path: &BranchPath| paths.range(..=path).next_back().is_some_and(|lost| path.is_within(lost));
+        let changed = self.settled(|cell| cell.settle_where(is_lost));
+        for (owner, value) in &changed {
+            run.with(|state| state.beside.put(run.kept().checkpoint(owner), Some(value.encode())));
+        }
+        let lost: Vec<_> = self.running.lock().extract_if(.., |path, _| is_lost(path)).collect();
+        let mut events: Vec<FlowEvent> = lost.iter().flat_map(|(_, (_, untold))| untold.lock().take()).collect();
+        if events.len() > MOST_BESIDE {
+            // More than a commit can tell.
+            let snapshot = |(owner, value): &(BranchPath, Checkpoint)| FlowEvent::StateSnapshot {
+                scope: shown(owner),
+                state: value.state.clone(),
+            };
+            events = changed.iter().map(snapshot).collect();
+        }
+        let steps = lost.iter().filter(|(path, _)| paths.contains(path)).take(MOST_BESIDE);
+        events.extend(steps.map(|(path, (kind, _))| FlowEvent::step(path, *kind, StepState::GivenUp)));
+        events.iter().for_each(|event| self.tell(event));
+    }
+
+    /// Waits until the next commit has room: many blocks may begin or end side by side, and the end of one may have
+    /// left more behind than a commit can remove.
+    pub(crate) async fn room(&self) {
+        let run = self.run();
+        while run.is_full() || run.with(|state| state.is_full_beside()) || self.sweeps() {
+            OpInProgress::begin(run, WaitsFor::Store).make_room().await;
         }
     }
 
-    /// Waits until the next commit has room: many blocks may begin or end side by side.
-    pub(crate) async fn room(&self) {
-        while self.run().is_full() {
-            self.flush().await;
-        }
+    /// Removes some of the litter with the next commit. False if there is none.
+    fn sweeps(&self) -> bool {
+        let mut litter = self.litter.lock();
+        let left = litter.len().saturating_sub(MOST_BESIDE);
+        let some = litter.split_off(left);
+        let is_some = !some.is_empty();
+        self.run().with(|state| some.into_iter().for_each(|key| state.beside.put(key, None)));
+        is_some
     }
 
     /// Makes everything so far durable.
     pub(crate) async fn flush(&self) {
         // This operation has nothing pending that could be refused.
         let _ = OpInProgress::begin(self.run(), WaitsFor::Store).flush().await;
+        self.put_late();
+    }
+
+    fn put_late(&self) {
+        let late = std::mem::take(&mut *self.late.lock());
+        self.run().with(|state| late.into_iter().for_each(|(key, value)| state.beside.put(key, value)));
     }
 
     /// Fails if the request is cancelled.
@@ -248,14 +371,18 @@ impl FlowRequest {
     }
 
     /// The request ends: its checkpoints go if its flow says so.
-    pub(crate) fn end(&self) {
+    pub(crate) async fn end(&self) {
+        self.put_late();
         if !self.settings.cleanup_checkpoints {
             return;
         }
         let (run, kept) = (self.run(), self.run().kept());
-        let mut paths: Vec<BranchPath> = self.cells.lock().keys().cloned().collect();
-        paths.extend(self.checkpoints.lock().keys().cloned());
-        paths.iter().for_each(|path| run.with(|state| state.beside.put(kept.checkpoint(path), None)));
+        let mut paths = std::mem::take(&mut *self.stored.lock());
+        // The last commit removes the outermost ones.
+        while let Some(path) = paths.pop_last() {
+            run.with(|state| state.beside.put(kept.checkpoint(&path), None));
+            self.room().await;
+        }
     }
 }
 
@@ -266,35 +393,4 @@ pub(crate) fn shown(path: &BranchPath) -> String {
 
 pub(crate) fn gave(failure: &Failure) -> EntryState {
     EntryState::Gave(failure_text(failure))
-}
-
-async fn load(
-    run: &Arc<Run>,
-    entries: &mut BTreeMap<Place, Entry>,
-    checkpoints: &mut BTreeMap<BranchPath, Value>,
-) -> Result<(), WorkflowError> {
-    let (engine, kept) = (&run.engine, run.kept());
-    let view = engine.store.view().await?;
-    let mut rest = engine.spaces.journal.prefix(run_key(&run.id, run.number().1));
-    while let Some(page) = next_page(&view, &mut rest, PAGE).await? {
-        for (key, item) in page {
-            let (place, entry, _) = read_entry(&run.id, &key, &item.value)?;
-            if place.branch.is_named() {
-                run.with(|state| state.found(&place));
-                entries.insert(place, entry);
-            }
-        }
-    }
-    let mut rest = kept.checkpoints();
-    while let Some(page) = next_page(&view, &mut rest, PAGE).await? {
-        for (key, item) in page {
-            let damaged = || WorkflowError::corrupt(format!("a checkpoint of execution {:?}", run.id));
-            let path = kept.read_checkpoint(&key).ok_or_else(damaged)?;
-            checkpoints.insert(path, crate::json::parse_stored(&item.value).ok_or_else(damaged)?);
-        }
-    }
-    let last = view.scan(&kept.events(0), Order::Descending, 1).await?;
-    let next = last.first().and_then(|(key, _)| kept.read_event(key)).map_or(0, |last| last + 1);
-    run.with(|state| state.beside.continue_at(next));
-    Ok(())
 }

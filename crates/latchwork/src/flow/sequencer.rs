@@ -25,6 +25,17 @@ use crate::workflow::{Boxed, Failure};
 const MOST_ROUNDS: u32 = 100_000;
 
 /// Starts a sequencer. Its input has the type that the first verb takes.
+///
+/// ```
+/// # use latchwork::flow::{handler, otherwise, sequencer, when};
+/// # use latchwork::workflow::Failure;
+/// # #[derive(Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+/// # struct Total { total: u64 }
+/// # let a = handler("a").run(async |_, value: u64| Ok(value + 1));
+/// # let b = handler("b").run(async |_, value: u64| Ok(value * 2));
+/// let chain = sequencer::<u64>("chain").step(&a).step(&b).build()?;
+/// # Ok::<(), latchwork::flow::FlowError>(())
+/// ```
 pub fn sequencer<I: Data>(name: &str) -> SequencerBuilder<(), I, I> {
     SequencerBuilder {
         name: name.into(),
@@ -90,6 +101,17 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
     }
 
     /// Declares the sequencer's state. Each run of the sequencer has its own, which starts with the defaults.
+    ///
+    /// ```
+    /// # use latchwork::flow::{handler, otherwise, sequencer, when};
+    /// # use latchwork::workflow::Failure;
+    /// # #[derive(Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+    /// # struct Total { total: u64 }
+    /// # let a = handler("a").run(async |_, value: u64| Ok(value + 1));
+    /// # let b = handler("b").run(async |_, value: u64| Ok(value * 2));
+    /// let chain = sequencer::<u64>("chain").state::<Total>().map(|value, look| value + look.state().total).build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn state<T>(mut self) -> SequencerBuilder<T, I, V>
     where
         T: Default + Serialize + DeserializeOwned + JsonSchema,
@@ -100,12 +122,34 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
 
     /// Records nothing of the blocks in this sequencer, and makes no checkpoints: it is recorded as one block. After an
     /// interruption it starts again from its beginning.
+    ///
+    /// ```
+    /// # use latchwork::flow::{handler, otherwise, sequencer, when};
+    /// # use latchwork::workflow::Failure;
+    /// # #[derive(Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+    /// # struct Total { total: u64 }
+    /// # let a = handler("a").run(async |_, value: u64| Ok(value + 1));
+    /// # let b = handler("b").run(async |_, value: u64| Ok(value * 2));
+    /// let chain = sequencer::<u64>("chain").ephemeral().step(&a).step(&b).build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn ephemeral(mut self) -> Self {
         self.is_durable = false;
         self
     }
 
     /// How often the loops of this sequencer may go round: 100,000 by default.
+    ///
+    /// ```
+    /// # use latchwork::flow::{handler, otherwise, sequencer, when};
+    /// # use latchwork::workflow::Failure;
+    /// # #[derive(Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+    /// # struct Total { total: u64 }
+    /// # let a = handler("a").run(async |_, value: u64| Ok(value + 1));
+    /// # let b = handler("b").run(async |_, value: u64| Ok(value * 2));
+    /// let chain = sequencer::<u64>("chain").most_rounds(10).do_while(|value, _| *value < 10, &a).build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn most_rounds(mut self, rounds: u32) -> Self {
         self.most_rounds = rounds;
         self
@@ -160,6 +204,17 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
     }
 
     /// Does a block: its output is the next value.
+    ///
+    /// ```
+    /// # use latchwork::flow::{handler, otherwise, sequencer, when};
+    /// # use latchwork::workflow::Failure;
+    /// # #[derive(Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+    /// # struct Total { total: u64 }
+    /// # let a = handler("a").run(async |_, value: u64| Ok(value + 1));
+    /// # let b = handler("b").run(async |_, value: u64| Ok(value * 2));
+    /// let chain = sequencer::<u64>("chain").step(&a).step(&b).build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn step<O: Data>(self, block: &Block<V, O>) -> SequencerBuilder<S, I, O> {
         let (block, names) = (block.clone(), vec![block.node.name.clone()]);
         self.uses([&block.node]).then(names, move |frame, value, nth| {
@@ -169,6 +224,18 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
     }
 
     /// Does a block with what a function makes of the value.
+    ///
+    /// ```
+    /// # use latchwork::flow::{handler, otherwise, sequencer, when};
+    /// # use latchwork::workflow::Failure;
+    /// # #[derive(Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+    /// # struct Total { total: u64 }
+    /// # let a = handler("a").run(async |_, value: u64| Ok(value + 1));
+    /// # let b = handler("b").run(async |_, value: u64| Ok(value * 2));
+    /// let chain = sequencer::<u64>("chain").map(|value, _| value.to_string());
+    /// let chain = chain.step_with(|text, _| text.len() as u64, &a).build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn step_with<J, O, F>(self, connect: F, block: &Block<J, O>) -> SequencerBuilder<S, I, O>
     where
         J: Data,
@@ -180,6 +247,17 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
     }
 
     /// Does a block if a condition holds. Otherwise the value stays.
+    ///
+    /// ```
+    /// # use latchwork::flow::{handler, otherwise, sequencer, when};
+    /// # use latchwork::workflow::Failure;
+    /// # #[derive(Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+    /// # struct Total { total: u64 }
+    /// # let a = handler("a").run(async |_, value: u64| Ok(value + 1));
+    /// # let b = handler("b").run(async |_, value: u64| Ok(value * 2));
+    /// let chain = sequencer::<u64>("chain").step_if(|value, _| *value > 5, &a).build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn step_if<F>(self, condition: F, block: &Block<V, V>) -> Self
     where
         F: Fn(&V, &Look<S>) -> bool + Send + Sync + 'static,
@@ -198,6 +276,17 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
 
     /// Makes another value of the value. The function is called once for a request, and its result is recorded with the
     /// next commit.
+    ///
+    /// ```
+    /// # use latchwork::flow::{handler, otherwise, sequencer, when};
+    /// # use latchwork::workflow::Failure;
+    /// # #[derive(Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+    /// # struct Total { total: u64 }
+    /// # let a = handler("a").run(async |_, value: u64| Ok(value + 1));
+    /// # let b = handler("b").run(async |_, value: u64| Ok(value * 2));
+    /// let chain = sequencer::<u64>("chain").map(|value, _| value.to_string()).build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn map<W, F>(mut self, map: F) -> SequencerBuilder<S, I, W>
     where
         W: Data,
@@ -213,6 +302,17 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
 
     /// Does a block beside the chain of values: its output is dropped, the value stays. If the block fails, the
     /// sequencer does.
+    ///
+    /// ```
+    /// # use latchwork::flow::{handler, otherwise, sequencer, when};
+    /// # use latchwork::workflow::Failure;
+    /// # #[derive(Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+    /// # struct Total { total: u64 }
+    /// # let a = handler("a").run(async |_, value: u64| Ok(value + 1));
+    /// # let b = handler("b").run(async |_, value: u64| Ok(value * 2));
+    /// let chain = sequencer::<u64>("chain").tap(&a).step(&b).build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn tap<O: Send + 'static>(self, block: &Block<V, O>) -> Self
     where
         V: Clone,
@@ -225,6 +325,17 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
     }
 
     /// Like [`SequencerBuilder::tap`], if a condition holds.
+    ///
+    /// ```
+    /// # use latchwork::flow::{handler, otherwise, sequencer, when};
+    /// # use latchwork::workflow::Failure;
+    /// # #[derive(Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+    /// # struct Total { total: u64 }
+    /// # let a = handler("a").run(async |_, value: u64| Ok(value + 1));
+    /// # let b = handler("b").run(async |_, value: u64| Ok(value * 2));
+    /// let chain = sequencer::<u64>("chain").tap_if(|value, _| *value > 5, &a).build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn tap_if<O, F>(self, condition: F, block: &Block<V, O>) -> Self
     where
         O: Send + 'static,
@@ -247,6 +358,17 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
 
     /// Ends the sequencer here if a condition holds: the value is its output. The type of the value must be that of the
     /// sequencer's output, which is checked when it is built.
+    ///
+    /// ```
+    /// # use latchwork::flow::{handler, otherwise, sequencer, when};
+    /// # use latchwork::workflow::Failure;
+    /// # #[derive(Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+    /// # struct Total { total: u64 }
+    /// # let a = handler("a").run(async |_, value: u64| Ok(value + 1));
+    /// # let b = handler("b").run(async |_, value: u64| Ok(value * 2));
+    /// let chain = sequencer::<u64>("chain").exit_if(|value, _| *value > 5).step(&a).build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn exit_if<F>(mut self, condition: F) -> Self
     where
         F: Fn(&V, &Look<S>) -> bool + Send + Sync + 'static,
@@ -265,6 +387,18 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
     }
 
     /// Fails if the function returns a failure.
+    ///
+    /// ```
+    /// # use latchwork::flow::{handler, otherwise, sequencer, when};
+    /// # use latchwork::workflow::Failure;
+    /// # #[derive(Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+    /// # struct Total { total: u64 }
+    /// # let a = handler("a").run(async |_, value: u64| Ok(value + 1));
+    /// # let b = handler("b").run(async |_, value: u64| Ok(value * 2));
+    /// let chain = sequencer::<u64>("chain");
+    /// let chain = chain.throw_if(|value, _| (*value > 5).then(|| Failure::new("too many"))).build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn throw_if<F>(mut self, fails: F) -> Self
     where
         F: Fn(&V, &Look<S>) -> Option<Failure> + Send + Sync + 'static,
@@ -284,6 +418,17 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
 
     /// Does the block of the first case that matches. Without a match, the sequencer fails with
     /// [`BlockError::NoMatch`].
+    ///
+    /// ```
+    /// # use latchwork::flow::{handler, otherwise, sequencer, when};
+    /// # use latchwork::workflow::Failure;
+    /// # #[derive(Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+    /// # struct Total { total: u64 }
+    /// # let a = handler("a").run(async |_, value: u64| Ok(value + 1));
+    /// # let b = handler("b").run(async |_, value: u64| Ok(value * 2));
+    /// let chain = sequencer::<u64>("chain").branch(vec![when(|value, _| *value > 5, &a), otherwise(&b)]).build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn branch<O: Data>(mut self, cases: Vec<Case<S, V, O>>) -> SequencerBuilder<S, I, O>
     where
         S: 'static,
@@ -304,9 +449,10 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
                 let first = || cases.iter().find(|case| (case.matches)(&value, &look));
                 let choose = || first().map(|case| case.block.node.name.to_string());
                 let chosen: Option<String> = frame.choose(&label, nth, choose).await?;
-                let is_chosen = |case: &&Case<S, V, O>| Some(&*case.block.node.name) == chosen.as_deref();
-                // The block that was chosen may not exist any more.
-                match cases.iter().find(is_chosen).or_else(first) {
+                // The block that was chosen may not exist any more. That no case matched stays as it is.
+                let case =
+                    chosen.and_then(|name| cases.iter().find(|case| *case.block.node.name == *name).or_else(first));
+                match case {
                     Some(case) => case.block.perform(&frame, nth, value).await,
                     None => Err(failed(BlockError::NoMatch { path: shown(&frame.path.named(&label, nth)) })),
                 }
@@ -316,6 +462,18 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
 
     /// Takes over if the chain fails with a failure that matches: the output of the block is that of the sequencer. A
     /// cancellation is not rescued, and a suspension is not a failure.
+    ///
+    /// ```
+    /// # use latchwork::flow::{handler, otherwise, sequencer, when};
+    /// # use latchwork::workflow::Failure;
+    /// # #[derive(Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+    /// # struct Total { total: u64 }
+    /// # let a = handler("a").run(async |_, value: u64| Ok(value + 1));
+    /// # let b = handler("b").run(async |_, value: u64| Ok(value * 2));
+    /// # let mends = handler("mends").run(async |_, _: Failure| Ok(0_u64));
+    /// let chain = sequencer::<u64>("chain").step(&a).rescue(|failure, _| failure.code() == "funds", &mends).build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn rescue<O, F>(mut self, matches: F, block: &Block<Failure, O>) -> Self
     where
         O: Data,
@@ -339,6 +497,17 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
     }
 
     /// Builds the sequencer. What the blocks in it need of its state is compared with what it declares.
+    ///
+    /// ```
+    /// # use latchwork::flow::{handler, otherwise, sequencer, when};
+    /// # use latchwork::workflow::Failure;
+    /// # #[derive(Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+    /// # struct Total { total: u64 }
+    /// # let a = handler("a").run(async |_, value: u64| Ok(value + 1));
+    /// # let b = handler("b").run(async |_, value: u64| Ok(value * 2));
+    /// let chain = sequencer::<u64>("chain").step(&a).build()?;
+    /// # Ok::<(), latchwork::flow::FlowError>(())
+    /// ```
     pub fn build(self) -> Result<Block<I, V>> {
         let name = self.name.clone();
         check_name("a sequencer", &name)?;
@@ -362,8 +531,8 @@ impl<S, I: Data, V: Data> SequencerBuilder<S, I, V> {
             let chain = chain.clone();
             Box::pin(async move {
                 let result = drive(&frame, chain.run(&frame, Box::new(input))).await;
-                if let Some(own) = &frame.own {
-                    frame.tell(FlowEvent::StateSnapshot { scope: shown(&frame.path), state: own.shown() });
+                if let Some(state) = frame.own.as_ref().and_then(|own| own.shown()) {
+                    frame.tell(FlowEvent::StateSnapshot { scope: shown(&frame.path), state });
                 }
                 take(&frame, result?)
             })
@@ -387,6 +556,17 @@ pub struct Case<S, V, O> {
 }
 
 /// A case: the block is done if the condition holds.
+///
+/// ```
+/// # use latchwork::flow::{handler, otherwise, sequencer, when};
+/// # use latchwork::workflow::Failure;
+/// # #[derive(Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+/// # struct Total { total: u64 }
+/// # let a = handler("a").run(async |_, value: u64| Ok(value + 1));
+/// # let b = handler("b").run(async |_, value: u64| Ok(value * 2));
+/// let chain = sequencer::<u64>("chain").branch(vec![when(|value, _| *value > 5, &a)]).build()?;
+/// # Ok::<(), latchwork::flow::FlowError>(())
+/// ```
 pub fn when<S, V, O, F>(condition: F, block: &Block<V, O>) -> Case<S, V, O>
 where
     F: Fn(&V, &Look<S>) -> bool + Send + Sync + 'static,
@@ -395,6 +575,17 @@ where
 }
 
 /// A case that always matches.
+///
+/// ```
+/// # use latchwork::flow::{handler, otherwise, sequencer, when};
+/// # use latchwork::workflow::Failure;
+/// # #[derive(Default, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+/// # struct Total { total: u64 }
+/// # let a = handler("a").run(async |_, value: u64| Ok(value + 1));
+/// # let b = handler("b").run(async |_, value: u64| Ok(value * 2));
+/// let chain = sequencer::<u64>("chain").branch(vec![when(|value, _| *value > 5, &a), otherwise(&b)]).build()?;
+/// # Ok::<(), latchwork::flow::FlowError>(())
+/// ```
 pub fn otherwise<S, V, O>(block: &Block<V, O>) -> Case<S, V, O> {
     Case { matches: Arc::new(|_, _| true), block: block.clone() }
 }

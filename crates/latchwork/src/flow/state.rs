@@ -11,6 +11,7 @@ use futures_util::future::{Either, select};
 use parking_lot::Mutex;
 use serde_json::Value;
 
+use crate::flow::checkpoint::{Checkpoint, applied, apply_held};
 use crate::flow::delta::delta;
 use crate::flow::schema::Shape;
 use crate::state::{Changed, HeldContainers, Identity, StateError, StateOp, TimeoutOutcome, difference};
@@ -24,8 +25,9 @@ pub(crate) struct StateCell {
     /// The name, for messages.
     name: String,
     shape: Arc<Shape>,
-    /// Whether checkpoints are made of it.
-    pub(crate) is_durable: bool,
+    /// Whether checkpoints are made of it, and whether the stream tells of it.
+    is_durable: bool,
+    is_told: bool,
     /// How many bytes a checkpoint may have.
     limit: usize,
     /// Held by the mutation that runs. Tasks get it in the order in which they asked.
@@ -37,9 +39,13 @@ struct Versions {
     /// What readers see.
     live: Value,
     rev: u64,
-    /// What a checkpoint holds: the changes of blocks that have ended.
+    /// What a checkpoint holds: the changes of blocks that have ended. And those of them that do not fit without
+    /// changes of other blocks.
     saved: Value,
-    /// The other changes, in order.
+    held: Vec<Vec<StateOp>>,
+    /// Held changes of an earlier life that readers do not see yet.
+    unseen: Vec<Vec<StateOp>>,
+    /// The changes of blocks that have not ended, in order.
     since: Vec<Made>,
 }
 
@@ -56,27 +62,32 @@ pub(crate) struct ToldChange {
     pub(crate) path: String,
     pub(crate) delta: Value,
     pub(crate) rev: u64,
+    /// The state before and after it, without transient fields.
+    pub(crate) before: Value,
+    pub(crate) after: Value,
 }
 
-/// The answer of a mutation, and what the stream tells of it: nothing if only transient fields have changed.
+/// The answer of a mutation, and what the stream tells of it: nothing if only transient fields have changed, or if the
+/// stream does not tell of the state.
 pub(crate) type CellAnswer = (Changed, Option<ToldChange>);
 
 impl StateCell {
     pub(crate) fn new(
         path: BranchPath,
         shape: &Arc<Shape>,
-        is_durable: bool,
-        checkpoint: Option<Value>,
+        (is_durable, is_told): (bool, bool),
+        Checkpoint { state, rev, held }: Checkpoint,
         limit: usize,
     ) -> StateCell {
-        let state = checkpoint.map_or_else(|| (shape.defaults)(), |checkpoint| shape.restored(checkpoint));
-        let versions = Versions { live: state.clone(), rev: 0, saved: state, since: Vec::new() };
+        let (live, unseen) = (state.clone(), held.clone());
+        let versions = Versions { live, rev, saved: state, held, unseen, since: Vec::new() };
         let name = format!("the state of {:?}", path.to_string().trim_end_matches('/'));
         StateCell {
             path,
             name,
             shape: shape.clone(),
             is_durable,
+            is_told,
             limit,
             turn: tokio::sync::Mutex::new(()),
             versions: Mutex::new(versions),
@@ -96,9 +107,9 @@ impl StateCell {
         self.versions.lock().rev
     }
 
-    /// The state without its transient fields.
-    pub(crate) fn shown(&self) -> Value {
-        self.shape.durable(&self.versions.lock().live)
+    /// The state without its transient fields, for the stream.
+    pub(crate) fn shown(&self) -> Option<Value> {
+        self.is_told.then(|| self.shape.durable(&self.versions.lock().live))
     }
 
     fn identity(self: &Arc<StateCell>) -> Identity {
@@ -195,60 +206,72 @@ impl StateCell {
         if self.is_durable && length > self.limit {
             return Err(StateError::TooLarge { key: self.name.clone(), length, limit: self.limit });
         }
-        let told = self.told(operation, &ops, &versions.live, &after);
-        versions.rev += 1;
-        versions.live = after;
+        let rev = versions.rev + 1;
+        let told = self.told(operation, &ops, (&versions.live, &after), rev);
+        (versions.rev, versions.live) = (rev, after);
         versions.since.push(Made { by: by.clone(), ops });
-        let rev = versions.rev;
+        let Versions { live, unseen, .. } = &mut *versions;
+        apply_held(&self.name, &self.shape, live, unseen);
         let changed = Changed { value, rev: Rev(rev), changed: true, repeated: false };
-        Ok((changed, told.map(|(path, delta)| ToldChange { operation, path, delta, rev })))
+        Ok((changed, told))
     }
 
     /// What the stream tells of a change: the operation's argument without transient fields.
-    fn told(&self, operation: &'static str, ops: &[StateOp], before: &Value, after: &Value) -> Option<(String, Value)> {
-        let shown = |state: &Value| self.shape.durable(state);
-        let (before, after) = (shown(before), shown(after));
+    fn told(
+        &self,
+        operation: &'static str,
+        ops: &[StateOp],
+        (before, after): (&Value, &Value),
+        rev: u64,
+    ) -> Option<ToldChange> {
+        if !self.is_told {
+            return None;
+        }
+        let (before, after) = (self.shape.durable(before), self.shape.durable(after));
         if before == after {
             return None;
         }
-        match ops {
+        let (path, delta) = match ops {
             [
                 op @ (StateOp::Increment(..) | StateOp::Push(..) | StateOp::SetRecord(..) | StateOp::DeleteRecord(..)),
             ] if operation != "atomic_state" => {
                 let event = op.event(operation);
-                Some((event.path, event.delta))
+                (event.path, event.delta)
             }
-            _ => Some((String::new(), difference(Some(&before), Some(&after)))),
-        }
+            _ => (String::new(), difference(Some(&before), Some(&after))),
+        };
+        Some(ToldChange { operation, path, delta, rev, before, after })
     }
 
     /// A block has ended: the checkpoint takes over its changes. Returns the new checkpoint, if it has changed.
-    pub(crate) fn settle(&self, block: &BranchPath) -> Option<Value> {
+    pub(crate) fn settle(&self, block: &BranchPath) -> Option<Checkpoint> {
         self.adopt(|by| by == block)
     }
 
-    /// Blocks within a path were given up, and do not run again: what they have changed stays.
-    pub(crate) fn settle_within(&self, path: &BranchPath) -> Option<Value> {
-        self.adopt(|by| by.is_within(path))
+    /// Blocks were given up, and do not run again: what they have changed stays.
+    pub(crate) fn settle_where(&self, is_lost: impl Fn(&BranchPath) -> bool) -> Option<Checkpoint> {
+        self.adopt(is_lost)
     }
 
-    fn adopt(&self, is_over: impl Fn(&BranchPath) -> bool) -> Option<Value> {
+    fn adopt(&self, is_over: impl Fn(&BranchPath) -> bool) -> Option<Checkpoint> {
         let mut versions = self.versions.lock();
-        let over: Vec<Made> = versions.since.extract_if(.., |made| is_over(&made.by)).collect();
+        let Versions { live, rev, saved, held, unseen, since } = &mut *versions;
+        let over: Vec<Made> = since.extract_if(.., |made| is_over(&made.by)).collect();
         if over.is_empty() {
             return None;
         }
-        let mut saved = Some(std::mem::take(&mut versions.saved));
-        for op in over.iter().flat_map(|made| &made.ops) {
-            // An operation may rest on a change of a block that has not ended, and has no effect without it.
-            let _ = op.apply(&self.name, &mut saved);
+        held.extend(over.into_iter().map(|made| made.ops));
+        if since.is_empty() && unseen.is_empty() {
+            // Once all blocks have ended, the order of the calls counts, as readers see it.
+            saved.clone_from(live);
+            held.clear();
+        } else if applied(&self.name, &self.shape, saved, &held.concat()) {
+            held.clear();
+        } else {
+            apply_held(&self.name, &self.shape, saved, held);
         }
-        // Once all blocks have ended, the order of the calls counts, as readers see it.
-        versions.saved = match versions.since.is_empty() {
-            true => versions.live.clone(),
-            false => saved.unwrap_or_default(),
-        };
-        self.is_durable.then(|| self.shape.durable(&versions.saved))
+        let (state, rev, held) = (self.shape.durable(saved), *rev, held.clone());
+        self.is_durable.then_some(Checkpoint { state, rev, held })
     }
 }
 

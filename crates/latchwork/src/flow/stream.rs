@@ -10,11 +10,13 @@ use serde_json::Value;
 use crate::flow::error::Result;
 use crate::flow::request::shown;
 use crate::flow::state::ToldChange;
+use crate::record::{Record, json_record};
 use crate::store::{Order, Timestamp};
+use crate::workflow::ctx::step::read_failure;
 use crate::workflow::engine::{EngineInner, News};
 use crate::workflow::journal::place::BranchPath;
-use crate::workflow::stored::record::{Kind, StoredStatus};
-use crate::workflow::{ExecutionId, ExecutionState, WorkflowError};
+use crate::workflow::stored::record::{EntryState, Kind, StoredStatus};
+use crate::workflow::{ExecutionId, ExecutionState, Failure, WorkflowError};
 
 /// How many events are read at once.
 const PAGE: usize = 256;
@@ -42,19 +44,32 @@ pub enum FlowEvent {
         kind: Kind,
         /// What happened.
         state: StepState,
+        /// Why it has failed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        error: Option<String>,
+    },
+    /// The request has failed. Its end follows.
+    Error {
+        /// The path of the block that has failed.
+        path: String,
+        /// The code of the failure; empty if it has none.
+        code: String,
+        /// The failure in words.
+        message: String,
     },
     /// A block that has ended has changed a state.
     StateChange {
         /// The path of the block that the state belongs to.
         scope: String,
-        /// The name of the operation.
+        /// The name of the operation; `several` if the event tells of many changes.
         operation: String,
         /// The path in the state; empty for the whole state.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         path: String,
         /// The argument, or the merge patch from the state before to the state after.
         delta: Value,
-        /// How often the state was changed since the request was loaded.
+        /// How often the state had been changed then. Changes of blocks that run side by side are told as each block
+        /// ends.
         rev: u64,
     },
     /// The state of a sequencer that has ended.
@@ -86,6 +101,8 @@ pub enum FlowEvent {
     },
 }
 
+json_record!(FlowEvent);
+
 /// What happened to a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -97,6 +114,8 @@ pub enum StepState {
     Completed,
     /// It has failed.
     Failed,
+    /// It did not end: another block has decided the run. What it has changed stays.
+    GivenUp,
 }
 
 /// An event and its number.
@@ -113,11 +132,26 @@ pub struct NumberedEvent {
 
 impl FlowEvent {
     pub(crate) fn step(path: &BranchPath, kind: Kind, state: StepState) -> FlowEvent {
-        FlowEvent::Step { path: shown(path), kind, state }
+        FlowEvent::Step { path: shown(path), kind, state, error: None }
+    }
+
+    /// The end of a block, as its trace records it.
+    pub(crate) fn ended(path: &BranchPath, kind: Kind, state: &EntryState) -> FlowEvent {
+        let (state, error) = match state {
+            EntryState::Gave(text) => (StepState::Failed, Some(read_failure(text).message().to_string())),
+            _ => (StepState::Completed, None),
+        };
+        FlowEvent::Step { path: shown(path), kind, state, error }
+    }
+
+    /// The failure of a request whose outermost block has this path.
+    pub(crate) fn error(outermost: &BranchPath, failure: &Failure) -> FlowEvent {
+        let path = failure.step().map_or_else(|| shown(outermost), str::to_string);
+        FlowEvent::Error { path, code: failure.code().into(), message: failure.message().into() }
     }
 
     pub(crate) fn changed(owner: &BranchPath, told: ToldChange) -> FlowEvent {
-        let ToldChange { operation, path, delta, rev } = told;
+        let ToldChange { operation, path, delta, rev, .. } = told;
         FlowEvent::StateChange { scope: shown(owner), operation: operation.into(), path, delta, rev }
     }
 }
@@ -138,6 +172,16 @@ impl Events {
     }
 
     /// The next event. Waits for it if the request has not ended; `None` after the end.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, Flows, RequestHandle, Result};
+    /// # async fn example(flows: Flows, request: RequestHandle) -> Result<()> {
+    /// let mut events = request.events();
+    /// while let Some(event) = events.next().await? {
+    ///     println!("{} {:?}", event.number, event.event);
+    /// }
+    /// # Ok(()) }
+    /// ```
     pub async fn next(&mut self) -> Result<Option<NumberedEvent>> {
         loop {
             if let Some(event) = self.read.pop_front() {
@@ -169,7 +213,8 @@ async fn page(engine: &EngineInner, id: &ExecutionId, next: u64) -> Result<Optio
     for (key, item) in view.scan(&kept.events(next), Order::Ascending, PAGE).await? {
         let damaged = || WorkflowError::corrupt(format!("an event of execution {id:?}"));
         let number = kept.read_event(&key).ok_or_else(damaged)?;
-        let event = crate::json::parse_stored(&item.value).ok_or_else(damaged)?;
+        let event = FlowEvent::decode(&item.value);
+        let event = event.map_err(|why| why.at(format!("event {number} of execution {id:?}")))?;
         events.push(NumberedEvent { number, at: item.time, event });
     }
     if !events.is_empty() {

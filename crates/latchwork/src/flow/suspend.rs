@@ -16,6 +16,7 @@ use crate::flow::stream::FlowEvent;
 use crate::json;
 use crate::page::{Cursor, Page};
 use crate::store::Timestamp;
+use crate::workflow::operate::valued::ValueSchema;
 use crate::workflow::{
     Boxed, Decision, Engine, ExecutionId, Failure, ReviewDescription, ReviewState, Reviews, WorkflowError,
 };
@@ -67,11 +68,27 @@ pub struct Answer {
 
 impl Answer {
     /// True if the answer is yes.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, handler};
+    /// # use latchwork::json;
+    /// let approval = handler("approval").run(async |ctx, price: u64| {
+    ///     let question = ctx.suspend("approve-price");
+    ///     Ok(question.await?.is_approved())
+    /// });
+    /// ```
     pub fn is_approved(&self) -> bool {
         self.kind == AnswerKind::Approve
     }
 
     /// The value as a type.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, handler};
+    /// let asks = handler("asks").run(async |ctx, _: u64| {
+    ///     ctx.suspend("price").schema_of::<u64>().allow([AnswerKind::Submit]).await?.read::<u64>()
+    /// });
+    /// ```
     pub fn read<T: DeserializeOwned>(&self) -> Result<T, Failure> {
         T::deserialize(&self.value).map_err(|error| Failure::misfit("the answer", &error))
     }
@@ -119,12 +136,30 @@ impl<P> BlockCtx<P> {
 
 impl<P> Suspend<'_, P> {
     /// The question in words.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, handler};
+    /// # use latchwork::json;
+    /// let approval = handler("approval").run(async |ctx, price: u64| {
+    ///     let question = ctx.suspend("approve-price").message("Is this price right?");
+    ///     Ok(question.await?.is_approved())
+    /// });
+    /// ```
     pub fn message(mut self, message: impl Into<String>) -> Self {
         self.asked.message = message.into();
         self
     }
 
     /// What the question is about.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, handler};
+    /// # use latchwork::json;
+    /// let approval = handler("approval").run(async |ctx, price: u64| {
+    ///     let question = ctx.suspend("approve-price").data(&price);
+    ///     Ok(question.await?.is_approved())
+    /// });
+    /// ```
     pub fn data(mut self, data: &impl Serialize) -> Self {
         match json::to_value(data) {
             Ok(data) => self.asked.data = data,
@@ -134,18 +169,49 @@ impl<P> Suspend<'_, P> {
     }
 
     /// The JSON schema that the value of an answer must fit, unless it rejects or skips.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, handler};
+    /// # use latchwork::json;
+    /// let approval = handler("approval").run(async |ctx, price: u64| {
+    ///     let question = ctx.suspend("approve-price").schema(json!({"type": "integer"}));
+    ///     Ok(question.await?.is_approved())
+    /// });
+    /// ```
     pub fn schema(mut self, schema: Value) -> Self {
+        if let Err(error) = jsonschema::validator_for(&schema) {
+            let message = format!("the schema of question {:?} is wrong: {error}", self.reason);
+            self.wrong = Some(Failure::new(message).not_retryable());
+        }
         self.asked.schema = Some(schema);
         self
     }
 
     /// The type that the value of an answer must fit.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, handler};
+    /// # use latchwork::json;
+    /// let approval = handler("approval").run(async |ctx, price: u64| {
+    ///     let question = ctx.suspend("approve-price").schema_of::<u64>().allow([AnswerKind::Submit]);
+    ///     Ok(question.await?.is_approved())
+    /// });
+    /// ```
     pub fn schema_of<T: JsonSchema>(self) -> Self {
         let schema = schemars::schema_for!(T).to_value();
         self.schema(schema)
     }
 
     /// The allowed answers.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, handler};
+    /// # use latchwork::json;
+    /// let approval = handler("approval").run(async |ctx, price: u64| {
+    ///     let question = ctx.suspend("approve-price").allow([AnswerKind::Approve, AnswerKind::Skip]);
+    ///     Ok(question.await?.is_approved())
+    /// });
+    /// ```
     pub fn allow(mut self, allow: impl IntoIterator<Item = AnswerKind>) -> Self {
         self.allow = allow.into_iter().collect();
         self
@@ -153,6 +219,15 @@ impl<P> Suspend<'_, P> {
 
     /// A time limit. Without an answer until then, the question is closed and the wait fails with
     /// [`BlockError::Unanswered`].
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, handler};
+    /// # use latchwork::json;
+    /// let approval = handler("approval").run(async |ctx, price: u64| {
+    ///     let question = ctx.suspend("approve-price").timeout(std::time::Duration::from_secs(3600));
+    ///     Ok(question.await?.is_approved())
+    /// });
+    /// ```
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
@@ -162,10 +237,10 @@ impl<P> Suspend<'_, P> {
         let Suspend { ctx, reason, asked, wrong, allow, timeout } = self;
         wrong.map_or(Ok(()), Err)?;
         let (frame, path) = (&ctx.frame, shown(&ctx.frame.path));
-        let (request, schema) = (&frame.request, asked.schema.clone());
+        let (request, takes) = (&frame.request, takes(asked.schema.as_ref()));
         let review = ctx.review(&reason, &asked, allow.iter().map(|kind| kind.word()));
         let (teller, its, why) = (request.clone(), path.clone(), reason.clone());
-        let review = review.telling(move |id| {
+        let review = review.taking(takes.clone()).telling(move |id| {
             teller.tell(&FlowEvent::Suspension { id: id.into(), path: its.clone(), reason: why.clone() });
         });
         let pending = review.open_for(timeout).await?;
@@ -181,7 +256,7 @@ impl<P> Suspend<'_, P> {
         let misfit = |message: String| failed(BlockError::AnswerMisfit { path, reason, message });
         let Some(kind) = AnswerKind::read(&option) else { return Err(misfit(format!("{option:?} is no answer"))) };
         let value = value.unwrap_or_default();
-        if let Err(message) = check(kind, schema.as_ref(), &value) {
+        if let Some(Err(message)) = takes.map(|takes| takes.check(&option, &value)) {
             return Err(misfit(message));
         }
         Ok(Answer { kind, value, by, at: Timestamp(at_us) })
@@ -198,19 +273,11 @@ struct Given {
     value: Option<Value>,
 }
 
-/// Says why a value does not fit the schema of a question. An answer that rejects or skips needs no value.
-fn check(kind: AnswerKind, schema: Option<&Value>, value: &Value) -> std::result::Result<(), String> {
-    let Some(schema) = schema.filter(|_| matches!(kind, AnswerKind::Submit | AnswerKind::Approve)) else {
-        return Ok(());
-    };
-    if kind == AnswerKind::Approve && value.is_null() {
-        return Ok(());
-    }
-    let validator = jsonschema::validator_for(schema).map_err(|error| format!("the schema is wrong: {error}"))?;
-    validator.validate(value).map_err(|error| match error.instance_path().to_string() {
-        path if path.is_empty() => error.to_string(),
-        path => format!("at {path}: {error}"),
-    })
+/// What an answer has to fit: a value is submitted, and may come with an approval.
+fn takes(schema: Option<&Value>) -> Option<ValueSchema> {
+    let options = [(AnswerKind::Submit, false), (AnswerKind::Approve, true)];
+    let options = options.map(|(kind, may_be_missing)| (kind.word().to_string(), may_be_missing));
+    schema.map(|schema| ValueSchema { schema: schema.clone(), options: options.into() })
 }
 
 impl<'a, P: 'static> IntoFuture for Suspend<'a, P> {
@@ -281,11 +348,26 @@ impl Suspensions {
 
     /// The size of a page: 100 by default, at least 1 and at most 1000. A page may have fewer, and still have a next
     /// one.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, Flows, RequestHandle, Result};
+    /// # async fn example(flows: Flows, request: RequestHandle) -> Result<()> {
+    /// let page = flows.suspensions("refund").limit(10).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn limit(self, limit: usize) -> Suspensions {
         Suspensions::new(self.reviews.map(|reviews| reviews.limit(limit)))
     }
 
     /// Continues after an earlier page: its `next`.
+    ///
+    /// ```
+    /// # use latchwork::flow::{AnswerKind, Flows, RequestHandle, Result};
+    /// # async fn example(flows: Flows, request: RequestHandle) -> Result<()> {
+    /// let first = flows.suspensions("refund").limit(10).await?;
+    /// let second = flows.suspensions("refund").after(first.next).await?;
+    /// # Ok(()) }
+    /// ```
     pub fn after(self, cursor: impl Into<Option<Cursor>>) -> Suspensions {
         Suspensions::new(self.reviews.map(|reviews| reviews.after(cursor)))
     }
@@ -323,13 +405,10 @@ pub(crate) async fn answer(engine: &Engine, id: &str, kind: AnswerKind, value: V
     if suspension.until.is_some_and(|until| until <= engine.store().env().now()) && suspension.decision.is_none() {
         return Err(FlowError::Closed { id: id.into() });
     }
-    if suspension.is_open {
-        check(kind, suspension.schema.as_ref(), &value)
-            .map_err(|reason| FlowError::BadAnswer { reason, value: value.clone() })?;
-    }
-    match engine.review(id).decide_with(kind.word(), by, "", Some(value)).await {
+    match engine.review(id).decide_with(kind.word(), by, "", Some(value.clone())).await {
         Ok(_) => Ok(()),
         Err(WorkflowError::ReviewDecided { decision, .. }) => Err(FlowError::Answered { decision }),
+        Err(WorkflowError::DecisionValue { reason, .. }) => Err(FlowError::BadAnswer { reason, value }),
         Err(WorkflowError::ReviewClosed { .. }) => Err(FlowError::Closed { id: id.into() }),
         Err(error) => Err(error.into()),
     }

@@ -17,7 +17,8 @@ use serde_json::Value;
 /// assert_eq!(place.to_string(), r"ship\.to");
 /// # Ok::<(), latchwork::PathError>(())
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub struct Path {
     segments: Vec<String>,
 }
@@ -115,6 +116,20 @@ impl Path {
     /// ```
     pub fn find<'a>(&self, root: &'a Value) -> Option<&'a Value> {
         find_in(&self.segments, root)
+    }
+}
+
+impl From<Path> for String {
+    fn from(path: Path) -> String {
+        path.to_string()
+    }
+}
+
+impl TryFrom<String> for Path {
+    type Error = PathError;
+
+    fn try_from(text: String) -> Result<Path, PathError> {
+        Path::parse(&text)
     }
 }
 

@@ -8,7 +8,8 @@ use crate::json::{self, Path};
 use crate::state::{Result, StateError};
 
 /// A change of a state that is given as data.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum StateOp {
     /// Replaces it.
     Set(Value),

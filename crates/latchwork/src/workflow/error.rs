@@ -63,6 +63,9 @@ pub enum WorkflowError {
     /// The review does not offer this option.
     #[error("review {review:?} offers {}, not {option:?}", offered.join(", "))]
     NotOffered { review: String, option: String, offered: Vec<String> },
+    /// The value of a decision does not fit the schema of the review, which stays open.
+    #[error("review {review:?} does not take this value for {option:?}: {reason}")]
+    DecisionValue { review: String, option: String, reason: String },
     /// The execution does not pause before another attempt.
     #[error("execution {id:?} does not wait for another attempt")]
     NotRetrying { id: ExecutionId },
@@ -246,6 +249,7 @@ impl WorkflowError {
             | Start { .. }
             | RateLimit(_)
             | NotOffered { .. }
+            | DecisionValue { .. }
             | NoRuntime => ErrorKind::Invalid,
             Corrupt { .. } => ErrorKind::Corrupt,
             Stopped => ErrorKind::Unavailable,

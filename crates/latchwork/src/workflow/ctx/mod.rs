@@ -141,6 +141,10 @@ impl Ctx {
     /// }
     /// ```
     pub async fn continue_as_new<T>(&self, input: impl Serialize) -> Result<T, Failure> {
+        if self.here().path.is_named() {
+            let message = "a block of a flow cannot continue as new: its request is the run of the whole flow";
+            return Err(Failure::new(message).with_code("latchwork.continue_as_new").not_retryable());
+        }
         let input = self.run.text("the next input", &input)?;
         self.expect_no_more(&self.here(), "the code continues as new").await;
         self.run.effect().await;

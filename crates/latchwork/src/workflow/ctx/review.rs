@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::json;
 use crate::lane::{Part, Tag};
 use crate::record::Record;
 use crate::store::{Check, Key, Order, Space, Timestamp, Uuid};
@@ -17,6 +18,7 @@ use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::engine::EngineInner;
 use crate::workflow::journal::place::{BranchPath, Place};
 use crate::workflow::journal::replay::{Journaled, OpCall};
+use crate::workflow::operate::valued::ValueSchema;
 use crate::workflow::run::close::How;
 use crate::workflow::run::{OpEffect, Received, Run, RunState, WaitEnd};
 use crate::workflow::stored::kept::{MessageBody, ReviewRecord};
@@ -74,6 +76,8 @@ pub struct Review<'a> {
     name: String,
     question: Result<String, Failure>,
     options: Vec<String>,
+    /// What the value of the decision has to fit.
+    takes: Option<ValueSchema>,
     /// Called with the id of the review when it is opened for the first time.
     told: Option<OnOpen>,
 }
@@ -123,7 +127,7 @@ impl Ctx {
     ) -> Review<'_> {
         let question = self.run.text("the question of a review", question);
         let options = options.into_iter().map(Into::into).collect();
-        Review { ctx: self, name: name.into(), question, options, told: None }
+        Review { ctx: self, name: name.into(), question, options, takes: None, told: None }
     }
 }
 
@@ -167,6 +171,13 @@ impl<'a> Review<'a> {
         self
     }
 
+    /// Sets what the value of the decision has to fit.
+    #[cfg(feature = "flow")]
+    pub(crate) fn taking(mut self, takes: Option<ValueSchema>) -> Review<'a> {
+        self.takes = takes;
+        self
+    }
+
     /// Opens the review, with or without a time limit.
     pub(crate) async fn open_for(self, timeout: Option<Duration>) -> Result<PendingReview, Failure> {
         self.opened(timeout).await
@@ -195,7 +206,7 @@ impl<'a> Review<'a> {
 
     async fn opened(self, timeout: Option<Duration>) -> Result<PendingReview, Failure> {
         self.check().map_err(|error| Failure::typed(error).not_retryable())?;
-        let Review { ctx, name, question, options, told } = self;
+        let Review { ctx, name, question, options, takes, told } = self;
         let (name, question, options) = (&name, question?, &options);
         let timeout_us = timeout.map(|timeout| timeout.as_micros() as u64);
         let call = OpCall { kind: Kind::Review, name, argument: hash(&(&question, options, timeout_us)) };
@@ -214,6 +225,7 @@ impl<'a> Review<'a> {
                 until_us,
                 place: place.clone(),
                 decision: None,
+                takes: takes.as_ref().map(|takes| json::to_value(takes).unwrap_or_default().to_string()),
             };
             let part = Part::default().put(&run.kept().review(token, name), record.encode());
             let part = part.put(&run.review_key(name, token), Vec::new());

@@ -92,6 +92,11 @@ impl BranchPath {
         self.steps().starts_with(other.steps())
     }
 
+    /// Which of its name or fork the first step is by which this path goes on after the other one.
+    pub(crate) fn nth_after(&self, other: &BranchPath) -> Option<u32> {
+        self.steps().strip_prefix(other.steps())?.first().map(|(_, nth)| *nth)
+    }
+
     pub(crate) fn at(&self, number: u32) -> Place {
         Place { branch: self.clone(), number }
     }

@@ -11,4 +11,5 @@ pub(crate) mod reviews;
 pub(crate) mod seek;
 pub(crate) mod status;
 pub(crate) mod steer;
+pub(crate) mod valued;
 mod words;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::json;
 use crate::node::{read_text, write_text};
 use crate::page::{Asked, MOST, Page, mark, paged};
 use crate::record::Record;
@@ -13,6 +14,7 @@ use crate::store::{Check, ErrorKind, Key, Order, Range, Space, Timestamp, Uuid, 
 use crate::workflow::engine::{Engine, EngineInner, EngineSpaces, check_name};
 use crate::workflow::operate::executions::Executions;
 use crate::workflow::operate::history::value;
+use crate::workflow::operate::valued::ValueSchema;
 use crate::workflow::stored::kept::{Kept, MessageBody, ReviewRecord};
 use crate::workflow::stored::keys::review_key;
 use crate::workflow::stored::record::next_page;
@@ -298,7 +300,7 @@ impl<'a> OpenKey<'a> {
 
 impl ReviewDescription {
     fn new(id: String, execution: ExecutionId, record: ReviewRecord, is_open: bool) -> ReviewDescription {
-        let ReviewRecord { workflow, name, question, options, opened_us, until_us, decision, place: _ } = record;
+        let ReviewRecord { workflow, name, question, options, opened_us, until_us, decision, .. } = record;
         let state = match decision {
             Some(decision) => ReviewState::Decided(decision),
             None if is_open => ReviewState::Open,
@@ -384,14 +386,17 @@ impl ReviewHandle {
         self.decide_with(option, by, reason, None).await
     }
 
-    /// The same, with a value for the code that waits.
-    pub(crate) async fn decide_with(
-        &self,
-        option: &str,
-        by: &str,
-        reason: &str,
-        value: Option<Value>,
-    ) -> Result<Decision> {
+    /// The same, with a value for the code that waits. If the question has a schema, as those of flows may, a value
+    /// that does not fit is refused, and the review stays open.
+    ///
+    /// ```
+    /// # use latchwork::json;
+    /// # use latchwork::workflow::{Result, ReviewHandle};
+    /// # async fn example(review: ReviewHandle) -> Result<()> {
+    /// let decision = review.decide_with("submit", "ada@example.org", "", Some(json!({"cents": 50}))).await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn decide_with(&self, option: &str, by: &str, reason: &str, value: Option<Value>) -> Result<Decision> {
         check_name("the decider of a review", by)?;
         if reason.len() > REASON_BYTES {
             let what = "the reason of a decision";
@@ -414,6 +419,7 @@ impl ReviewHandle {
             if !is_open {
                 return Err(closed());
             }
+            check_value(&self.id, &record, option, value.as_ref())?;
             let at = engine.store.env().now();
             let decision = Decision { option: option.into(), by: by.into(), reason: reason.into(), at };
             let text = Valued { decision: &decision, value: &value };
@@ -437,6 +443,18 @@ impl ReviewHandle {
             }
         }
     }
+}
+
+/// Refuses a value that does not fit the schema of a review.
+fn check_value(review: &str, record: &ReviewRecord, option: &str, value: Option<&Value>) -> Result<()> {
+    let Some(takes) = &record.takes else { return Ok(()) };
+    let damaged = || WorkflowError::corrupt(format!("review {review:?}"));
+    let takes: ValueSchema = json::parse_stored(takes.as_bytes()).ok_or_else(damaged)?;
+    takes.check(option, value.unwrap_or(&Value::Null)).map_err(|reason| WorkflowError::DecisionValue {
+        review: review.into(),
+        option: option.into(),
+        reason,
+    })
 }
 
 shown!(ReviewHandle, it => id: it.id);

@@ -8,6 +8,9 @@ use crate::lane::Part;
 use crate::store::{Bytes, Key};
 use crate::workflow::stored::kept::Kept;
 
+/// How many records and events may wait for the next commit before a commit is made for them.
+pub(crate) const MOST_BESIDE: usize = 1000;
+
 #[derive(Default)]
 pub(crate) struct Beside {
     waiting: BesideBatch,
@@ -51,6 +54,12 @@ impl Beside {
     /// Adds an event to the stream.
     pub(crate) fn append(&mut self, event: Bytes) {
         self.draft.events.push(event);
+    }
+
+    /// True if enough waits to make a commit now.
+    pub(crate) fn is_full(&self) -> bool {
+        let count = |batch: &BesideBatch| batch.records.len() + batch.events.len();
+        count(&self.waiting) + count(&self.draft) >= MOST_BESIDE
     }
 
     /// The poll is over: the next commit takes what was put in it.

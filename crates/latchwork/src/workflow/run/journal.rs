@@ -183,6 +183,12 @@ impl Journal {
         self.pending.len() + self.draft.len() >= MOST_PENDING || self.bytes >= MOST_PENDING_BYTES
     }
 
+    /// How many writes the effects of pending entries have.
+    pub(super) fn effect_writes(&self) -> usize {
+        let effects = self.pending.iter().chain(&self.draft).filter_map(|pending| pending.effect.as_ref());
+        effects.map(|effect| effect.part.writes().len()).sum()
+    }
+
     /// True if a pending entry has an effect on other records.
     pub(super) fn has_effects(&self) -> bool {
         self.pending.iter().chain(&self.draft).any(|pending| pending.effect.is_some())

@@ -43,6 +43,7 @@ use crate::workflow::stored::keys::{id_key, run_key};
 use crate::workflow::stored::record::{Entry, Execution, StoredStatus, Wait};
 use crate::workflow::{Boxed, ExecutionId, Failure, Result, WorkflowError};
 
+pub(crate) use beside::MOST_BESIDE;
 pub(crate) use board::{Boarded, KEYED, OpEffect, RECORD, RefusalVerdict, turn};
 pub(crate) use branch::Branch;
 pub(crate) use decide::Todo;

@@ -162,6 +162,20 @@ impl Doing {
         .await
     }
 
+    /// Makes everything so far durable, until the next commit has room for more records and events beside the journal.
+    pub(crate) async fn make_room(&self) {
+        let stamp = self.run.with(RunState::want_all);
+        self.until(|state| {
+            let has_room = state.is_durable(stamp) && !state.is_full_beside();
+            if !has_room {
+                // Records and events alone ask for no commit.
+                state.known.want();
+            }
+            has_room.then_some(())
+        })
+        .await
+    }
+
     /// Asks for the execution to be stored, and waits until it is.
     pub(crate) async fn stored(&self) {
         self.until(RunState::is_stored_or_wants).await

@@ -10,7 +10,7 @@ use crate::workflow::ctx::locks::Grant;
 use crate::workflow::ctx::saga::Undos;
 use crate::workflow::journal::place::{BranchPath, Place};
 use crate::workflow::run::OpEffect;
-use crate::workflow::run::beside::Beside;
+use crate::workflow::run::beside::{Beside, MOST_BESIDE};
 use crate::workflow::run::guards::Guards;
 use crate::workflow::run::inbox::{Address, Inbox};
 use crate::workflow::run::journal::Journal;
@@ -138,6 +138,11 @@ impl RunState {
     /// True if enough is pending to make a commit now.
     pub(crate) fn is_full(&self) -> bool {
         self.journal.is_full()
+    }
+
+    /// True if enough is to be written beside the entries of the journal to make a commit now.
+    pub(crate) fn is_full_beside(&self) -> bool {
+        self.beside.is_full() || self.journal.effect_writes() >= MOST_BESIDE
     }
 
     /// True if a pending entry has an effect on other records.

@@ -134,6 +134,8 @@ pub(crate) struct ReviewRecord {
     /// The operation that opened it.
     pub(crate) place: Place,
     pub(crate) decision: Option<Decision>,
+    /// What the value of the decision has to fit: a `ValueSchema` as JSON text.
+    pub(crate) takes: Option<String>,
 }
 
 /// The published values of an execution, by name; JSON text.
@@ -152,7 +154,7 @@ pub(crate) struct ChildRecord {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Inputs(pub(crate) Vec<String>);
 
-stored!(Message, Delivered, Token, Published, ChildRecord, ReviewRecord, Inputs);
+stored!(Message, Delivered, Token, Published, ChildRecord, ReviewRecord => [b"\0"], Inputs);
 
 /// What a key stores.
 #[derive(Clone, Copy)]

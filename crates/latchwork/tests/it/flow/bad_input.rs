@@ -28,7 +28,9 @@ fn a_wrong_flow_is_refused_when_it_is_built() {
     let log = Log::default();
     let chain = || sequencer::<i64>("chain").state::<Tally>();
     let many = "x".repeat(129);
-    let too_long = format!("{many:?} cannot be the name of a sequencer: it must have 1 to 128 bytes");
+    let too_long = format!(
+        "{many:?} cannot be the name of a sequencer: it must have 1 to 128 bytes, without `>`, and no `?` at its end"
+    );
     let table: Vec<(&str, latchwork::flow::Result<()>, &str)> = vec![
         (
             "a name twice",
@@ -41,7 +43,17 @@ fn a_wrong_flow_is_refused_when_it_is_built() {
         (
             "an empty name",
             chain().step(&add("", &log)).build().map(drop),
-            "\"\" cannot be the name of a block: it must have 1 to 128 bytes",
+            "\"\" cannot be the name of a block: it must have 1 to 128 bytes, without `>`, and no `?` at its end",
+        ),
+        (
+            "a name that could be a label",
+            chain().step(&add("a>map", &log)).build().map(drop),
+            "\"a>map\" cannot be the name of a block: it must have 1 to 128 bytes, without `>`, and no `?` at its end",
+        ),
+        (
+            "a name that could be the label of a condition",
+            chain().step(&add("a?", &log)).build().map(drop),
+            "\"a?\" cannot be the name of a block: it must have 1 to 128 bytes, without `>`, and no `?` at its end",
         ),
         ("a long name", sequencer::<i64>(&many).step(&add("a", &log)).build().map(drop), &too_long),
         (
@@ -126,6 +138,53 @@ fn wrong_flows(log: &Log) -> Vec<(&'static str, latchwork::flow::Result<()>, &'s
         ),
         ("too deep", flow("f").action("run", deep).build().map(drop), "TOO DEEP"),
     ]
+}
+
+/// Needs the state of a block of this name.
+fn looks_at(target: &str) -> Block<i64, i64> {
+    handler("looks").needs_target::<TotalPart>(target).run(async |_, value: i64| Ok(value))
+}
+
+#[test]
+fn a_target_is_found_before_the_block_and_then_around_it() {
+    let log = Log::default();
+    let named = |name: &str, block: &Block<i64, i64>| sequencer(name).state::<Tally>().step(block).build().unwrap();
+    let x = named("x", &add("a", &log));
+    let in_two = named("x", &sequencer("y").step(&named("x", &looks_at("x"))).build().unwrap());
+    let chain = || sequencer::<i64>("chain").state::<Tally>();
+    let table = [
+        ("before", chain().step(&x).step(&looks_at("x")).build(), ""),
+        ("around", Ok(named("x", &looks_at("x"))), ""),
+        (
+            "only after",
+            chain().step(&looks_at("x")).step(&x).build(),
+            "block \"looks\" needs the state of \"x\", which is neither before it nor around it",
+        ),
+        (
+            "only inside a block before",
+            chain().step(&sequencer("y").step(&x).build().unwrap()).step(&looks_at("x")).build(),
+            "block \"looks\" needs the state of \"x\", which is neither before it nor around it",
+        ),
+        (
+            "twice around",
+            Ok(in_two),
+            "block \"looks\" needs the state of \"x\", and several blocks around it have that name",
+        ),
+        (
+            "after the block around it",
+            chain().step(&sequencer("y").step(&looks_at("x")).build().unwrap()).step(&x).build(),
+            "block \"looks\" needs the state of \"x\", which is neither before it nor around it",
+        ),
+        (
+            "before the block around it",
+            chain().step(&x).step(&sequencer("y").step(&looks_at("x")).build().unwrap()).build(),
+            "",
+        ),
+    ];
+    for (what, block, expected) in table {
+        let built = flow("f").action("run", block.unwrap()).build();
+        assert_eq!(built.err().map(|error| error.to_string()).unwrap_or_default(), expected, "{what}");
+    }
 }
 
 fn echo() -> Block<i64, i64> {

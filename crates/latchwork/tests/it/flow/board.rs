@@ -72,6 +72,36 @@ async fn a_claim_whose_lease_is_over_is_taken_away_and_can_do_nothing_any_more()
 }
 
 #[tokio::test]
+async fn a_lease_that_is_renewed_lasts_from_then_on() {
+    let (env, clock) = Env::seeded(1);
+    let board = Board::open(&Store::memory_with(env, Limits::default()).await.unwrap(), "b").await.unwrap();
+    board.add([NewTask::new("a", 1)]).await.unwrap();
+    let mut task = board.claim("slow", LEASE).await.unwrap().unwrap();
+    for _ in 0..3 {
+        board.renew(&mut task, LEASE).await.unwrap();
+        board.renew(&mut task, LEASE).await.unwrap();
+        clock.advance(LEASE / 2);
+        assert!(board.claim("fast", LEASE).await.unwrap().is_none());
+    }
+    clock.advance(LEASE);
+    assert_eq!(board.claim("fast", LEASE).await.unwrap().unwrap().task.attempts, 2);
+    assert!(matches!(board.renew(&mut task, LEASE).await, Err(BoardError::ClaimLost { .. })));
+    assert_eq!(board.reclaim().await.unwrap(), 0, "the old leases are gone");
+}
+
+/// A task that a newer program has stored is left as it is.
+#[tokio::test]
+async fn a_task_of_a_newer_version_is_refused() {
+    let store = Store::memory().await.unwrap();
+    let board = Board::open(&store, "b").await.unwrap();
+    board.add([NewTask::new("a", 1)]).await.unwrap();
+    assert_eq!(super::newer(&store, "flow.board", b"{\"id\"").await, 1);
+    for refused in [board.tasks().await.map(drop), board.claim("w", LEASE).await.map(drop)] {
+        assert!(matches!(refused, Err(BoardError::UnknownVersion { found: 2, supported: 1, .. })), "{refused:?}");
+    }
+}
+
+#[tokio::test]
 async fn wrong_tasks_are_refused() {
     let board = board().await;
     board.add([NewTask::new("a", 1)]).await.unwrap();

@@ -5,6 +5,8 @@ use std::time::Duration;
 use latchwork::flow::{Block, Flow, SequencerBuilder, handler, otherwise, sequencer, when};
 use latchwork::store::Store;
 use latchwork::workflow::Engine;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use super::{Log, Tally, add, only};
 
@@ -21,13 +23,13 @@ fn waits(log: &Log) -> Block<i64, i64> {
     })
 }
 
-type Chain = SequencerBuilder<Tally, i64, i64>;
-type Build = fn(Chain, &Log) -> Chain;
+pub(super) type Chain = SequencerBuilder<Tally, i64, i64>;
+pub(super) type Build = fn(Chain, &Log) -> Chain;
 
 /// Puts the chain that changes into something else.
-type Wrap = fn(Build, &Log) -> Flow;
+pub(super) type Wrap = fn(Build, &Log) -> Flow;
 
-fn chain(build: Build, log: &Log) -> Block<i64, i64> {
+pub(super) fn chain(build: Build, log: &Log) -> Block<i64, i64> {
     build(sequencer("chain").state::<Tally>(), log).build().unwrap()
 }
 
@@ -61,7 +63,7 @@ async fn until(engine: &Engine, what: impl AsyncFn() -> bool) {
 
 /// Runs a request with one flow until it waits, and continues it with another one. Returns its output, or why it was
 /// parked, and the bodies that the second life has run.
-async fn changed(wrap: Wrap, before: Build, after: Build) -> (Result<i64, String>, Vec<String>) {
+pub(super) async fn changed(wrap: Wrap, before: Build, after: Build) -> (Result<i64, String>, Vec<String>) {
     let store = Store::memory().await.unwrap();
     let (first, second) = (Log::default(), Log::default());
     let flow = wrap(before, &first);
@@ -101,9 +103,9 @@ async fn changed(wrap: Wrap, before: Build, after: Build) -> (Result<i64, String
 }
 
 /// What is changed, the flow before and after, the output, and the bodies of the second life in the first round.
-type Row = (&'static str, Build, Build, i64, &'static [&'static str]);
+pub(super) type Row = (&'static str, Build, Build, i64, &'static [&'static str]);
 
-fn rows() -> Vec<Row> {
+pub(super) fn rows() -> Vec<Row> {
     vec![
         (
             "nothing",
@@ -209,5 +211,88 @@ async fn an_output_that_does_not_fit_any_more_and_a_block_of_another_kind_park_t
     };
     let (result, ran) = changed(WRAPS[0].1, numbers, nested).await;
     let reason = "block chain/a/ is sequencer \"a\" in the flow, and handler \"a\" in its trace";
+    assert_eq!((result, ran.len()), (Err(reason.to_string()), 0));
+}
+
+/// The state of a later program: the total is a text now.
+#[derive(Default, Serialize, Deserialize, JsonSchema)]
+struct Texts {
+    total: String,
+}
+
+/// A block without needs, so that the state around it can have any type.
+fn plain(name: &str, log: &Log) -> Block<i64, i64> {
+    let (own, log) = (name.to_string(), log.clone());
+    handler(name).run(move |_, value: i64| {
+        log.add(&own);
+        std::future::ready(Ok(value + 1))
+    })
+}
+
+#[tokio::test]
+async fn a_state_that_does_not_fit_its_type_any_more_parks_the_request() {
+    // The state of a sequencer that runs, and of one that has ended.
+    let before: [Build; 2] = [
+        |chain, log| {
+            let inner = sequencer("inner").state::<Tally>().step(&add("a", log)).step(&waits(log));
+            chain.step(&inner.build().unwrap())
+        },
+        |chain, log| {
+            let inner = sequencer("inner").state::<Tally>().step(&add("a", log));
+            chain.step(&inner.build().unwrap()).step(&waits(log))
+        },
+    ];
+    let after: [Build; 2] = [
+        |chain, log| {
+            let inner = sequencer("inner").state::<Texts>().step(&plain("a", log)).step(&waits(log));
+            chain.step(&inner.build().unwrap())
+        },
+        |chain, log| {
+            let inner = sequencer("inner").state::<Texts>().step(&plain("a", log));
+            chain.step(&inner.build().unwrap()).step(&waits(log))
+        },
+    ];
+    for (before, after) in before.into_iter().zip(after) {
+        for ((around, wrap), path) in WRAPS.iter().zip(["", "outer/", "outer/body/body/", "outer/"]) {
+            let (result, ran) = changed(*wrap, before, after).await;
+            let reason = format!(
+                "the recorded state of block {path}chain/inner/ does not fit its type: invalid type: integer `1`, \
+                 expected a string"
+            );
+            assert_eq!((result, ran.len()), (Err(reason), 0), "{around}");
+        }
+    }
+}
+
+/// Waits in the second round of a loop.
+fn waits_later(log: &Log) -> Block<i64, i64> {
+    let log = log.clone();
+    handler("waits").run(move |ctx, value: i64| {
+        let log = log.clone();
+        async move {
+            if value > 1 {
+                log.add("waits");
+                ctx.receive::<()>("go").await?;
+            }
+            Ok(value + 1)
+        }
+    })
+}
+
+#[tokio::test]
+async fn a_value_that_went_back_and_does_not_fit_any_more_parks_the_request() {
+    let numbers: Build = |chain, log| chain.step(&waits_later(log).named("a")).loop_back("a", |v, _| *v < 3);
+    let texts: Build = |chain, log| {
+        let log = log.clone();
+        let text = handler("a").run(move |_, value: String| {
+            log.add("a");
+            std::future::ready(Ok(value))
+        });
+        let back = chain.map(|v, _| v.to_string()).step(&text).loop_back("a", |v, _| v.len() < 3);
+        back.map(|text, _| text.len() as i64)
+    };
+    let (result, ran) = changed(WRAPS[0].1, numbers, texts).await;
+    let reason = "the recorded output of block chain/loop_back>a/ does not fit its type: invalid type: integer `2`, \
+                  expected a string at line 1 column 1";
     assert_eq!((result, ran.len()), (Err(reason.to_string()), 0));
 }

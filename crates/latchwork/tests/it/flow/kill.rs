@@ -117,3 +117,51 @@ fn an_approval_survives_kills_between_question_and_answer_and_after_the_answer()
     assert!(count("approval") >= 2, "the block that waits runs again up to its question: {bodies}");
     assert!(count("ship") >= 1 && bodies.trim_end().ends_with("ship"), "{bodies}");
 }
+
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../../examples/approval.rs"]
+mod approval;
+
+const EXAMPLE: &str = "LATCHWORK_FLOW_EXAMPLE";
+
+/// Not a test by itself: the example in a process of its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_example_that_is_killed() {
+    let Ok(directory) = std::env::var(EXAMPLE) else { return };
+    let directory = PathBuf::from(directory);
+    let amount = directory.join("answer").exists().then_some(25);
+    approval::run(&directory.join("data"), amount).await.unwrap();
+}
+
+/// Runs the example until it says a line that begins so, kills it, and returns what it has said.
+fn example_until(directory: &Path, word: &str) -> Vec<String> {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "flow::kill::the_example_that_is_killed", "--nocapture"])
+        .env(EXAMPLE, directory)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut said = Vec::new();
+    for line in BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok) {
+        // The test harness may have begun the line.
+        let begin = ["look up", "asked", "refused", "pay", "refunded"].iter().filter_map(|word| line.find(word)).min();
+        said.extend(begin.map(|begin| line[begin..].to_string()));
+        if said.last().is_some_and(|last| last.starts_with(word)) {
+            break;
+        }
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    said
+}
+
+#[test]
+fn the_example_of_an_approval_says_what_it_should_and_survives_kills() {
+    let home = tempfile::tempdir().unwrap();
+    let asked = "asked: How much of 40 is refunded for order-7?";
+    assert_eq!(example_until(home.path(), "asked"), ["look up order-7", asked]);
+    assert_eq!(example_until(home.path(), "asked"), [asked], "the order is not looked up again");
+    std::fs::write(home.path().join("answer"), "").unwrap();
+    assert_eq!(example_until(home.path(), "refunded"), [asked, "refused: true", "pay 25", "refunded 25 of 40"]);
+}

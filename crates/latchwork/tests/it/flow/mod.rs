@@ -4,9 +4,13 @@ mod bad_input;
 mod board;
 mod changes;
 mod crash;
+mod failures;
+mod held;
 mod kill;
+mod large;
 mod postgres;
 mod rounds;
+mod sabotage;
 mod state;
 mod stream;
 mod suspensions;
@@ -17,6 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use latchwork::flow::{Block, Flow, NoOutput, RequestInput, Transient, flow, handler};
+use latchwork::store::{Commit, Order, Store};
 use latchwork::testing::TestEngine;
 use latchwork::workflow::{Engine, Failure};
 use parking_lot::Mutex;
@@ -149,4 +154,18 @@ pub fn tally(checkpoints: &BTreeMap<String, Value>, path: &str) -> Tally {
 
 pub fn input(value: i64) -> RequestInput<i64> {
     RequestInput::new(value)
+}
+
+/// Gives the records of a space whose content begins so a newer version. Returns how many.
+pub async fn newer(store: &Store, space: &str, begin: &[u8]) -> usize {
+    let space = store.spaces().await.unwrap().into_iter().find(|found| found.name() == space).unwrap();
+    let mut count = 0;
+    for (key, item) in store.view().await.unwrap().scan(&space.all(), Order::Ascending, usize::MAX).await.unwrap() {
+        if item.value.len() > 1 && item.value[1..].starts_with(begin) {
+            let value = [&[2][..], &item.value[1..]].concat();
+            store.commit(Commit::new().put(&key, value)).await.unwrap().applied().unwrap();
+            count += 1;
+        }
+    }
+    count
 }

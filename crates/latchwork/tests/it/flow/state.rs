@@ -269,3 +269,91 @@ async fn a_loop_leaves_nothing_behind_but_its_own_entry() {
     assert_eq!(sizes[0], sizes[1], "the entries in the journal");
     assert!(sizes[0] < 6, "{sizes:?}");
 }
+
+/// An ephemeral sequencer is one block: it starts again from its beginning, and what its blocks have changed of the
+/// states around it counts once.
+#[tokio::test]
+async fn an_ephemeral_sequencer_starts_again_from_its_beginning() {
+    let log = Log::default();
+    let inner = sequencer("inner").state::<Tally>().step(&add("deep", &log)).map(|v, ctx| v + ctx.state().total);
+    let quick = sequencer("quick").ephemeral().step(&add("a", &log)).step(&inner.build().unwrap());
+    let quick = quick.step(&sleeps("b", &log)).step(&add("c", &log)).build().unwrap();
+    let chain = sequencer("chain").state::<Tally>().step(&add("before", &log)).step(&quick).step(&add("after", &log));
+    // It sleeps for an hour, and leaves memory.
+    let (result, checkpoints, engine) = requested(&only(chain.build().unwrap()), 0).await;
+    assert_eq!(result.unwrap(), 7);
+    assert_eq!(log.all(), ["before", "a", "deep", "b", "a", "deep", "b", "c", "after"]);
+    assert_eq!(checkpoints.keys().collect::<Vec<_>>(), ["chain"], "no state inside it is stored");
+    let tally = tally(&checkpoints, "chain");
+    assert_eq!((tally.total, &tally.seen[..]), (5, &["before", "a", "b", "c", "after"].map(String::from)[..]));
+    let operations = engine.history("r").await.unwrap().operations;
+    let within = operations.iter().filter(|operation| operation.branch.starts_with("chain/quick/")).count();
+    assert!(within <= 1, "{operations:?}");
+}
+
+#[tokio::test]
+async fn a_block_has_a_state_of_its_own_and_reaches_that_of_its_parent() {
+    let counts = handler("counts").state::<Tally>().run(async |ctx, value: i64| {
+        ctx.own::<TotalPart>().inc([("total", 1)]).await?;
+        // Out of memory: the body runs again, and its own state begins anew.
+        ctx.sleep(Duration::from_secs(3600)).await?;
+        ctx.own::<TotalPart>().inc([("total", value)]).await?;
+        ctx.parent::<TotalPart>().inc([("total", ctx.own::<TotalPart>().state().total)]).await?;
+        Ok(value)
+    });
+    let inner = sequencer("inner").state::<Tally>().step(&counts).build().unwrap();
+    let chain = sequencer("chain").state::<Tally>().step(&inner).build().unwrap();
+    let (result, checkpoints, _) = requested(&only(chain), 5).await;
+    assert_eq!(result.unwrap(), 5);
+    let total = |path: &str| tally(&checkpoints, path).total;
+    assert_eq!((total("chain/inner/counts"), total("chain/inner")), (6, 6));
+    assert!(!checkpoints.contains_key("chain"), "nothing has changed it");
+}
+
+#[tokio::test]
+async fn a_request_that_ends_removes_its_checkpoints_if_its_flow_says_so() {
+    let log = Log::default();
+    for (breaks, cleans) in [(false, true), (true, true), (true, false)] {
+        let inner = sequencer("inner").state::<Tally>().step(&add("a", &log)).build().unwrap();
+        let chain = sequencer("chain").state::<Tally>().step(&inner).step(&sleeps("sleeps", &log));
+        let chain = chain.throw_if(move |_, _| breaks.then(|| latchwork::workflow::Failure::new("broken")));
+        let mut flow = flow("test").action("run", chain.build().unwrap());
+        if cleans {
+            flow = flow.cleanup_checkpoints_on_terminal();
+        }
+        let (result, checkpoints, _) = requested(&flow.build().unwrap(), 1).await;
+        assert_eq!((result.is_err(), checkpoints.is_empty()), (breaks, cleans), "{checkpoints:?}");
+    }
+}
+
+/// History, `why` and fork know the blocks of a flow by their paths.
+#[tokio::test]
+async fn an_operator_sees_blocks_and_forks_a_request_from_its_start() {
+    let log = Log::default();
+    let inner = sequencer("inner").step(&add("a", &log)).step(&sleeps("sleeps", &log)).build().unwrap();
+    let flow = only(sequencer("chain").state::<Tally>().step(&inner).build().unwrap());
+    let test = test_engine(&flow).await;
+    let engine = test.engine().clone();
+    test.run(async {
+        let flows = engine.flow(&flow);
+        flows.run("run", 1).id("r").session("s").await.unwrap();
+        while log.count("sleeps") == 0 || engine.residents() > 0 {
+            engine.store().env().sleep(Duration::from_secs(1)).await;
+        }
+        let why = format!("{:?}", engine.why("r").await.unwrap());
+        assert!(why.contains("Timer"), "{why}");
+        let operations = engine.history("r").await.unwrap().operations;
+        let mut paths: Vec<&str> = operations.iter().map(|operation| &*operation.branch).collect();
+        paths.sort_unstable();
+        assert_eq!(paths, ["chain/inner/", "chain/inner/a/", "chain/inner/sleeps/", "chain/inner/sleeps/"]);
+        let refused = engine.fork("r").at("chain/inner/a/").await.unwrap_err();
+        assert!(refused.to_string().contains("forked from its start only"), "{refused}");
+        let id = engine.fork("r").await.unwrap();
+        for request in [flows.request(id), flows.request("r")] {
+            assert_eq!(request.result::<i64>().await.unwrap(), 3);
+            assert_eq!(tally(&request.checkpoints().await.unwrap(), "chain").total, 2, "it has states of its own");
+        }
+    })
+    .await;
+    assert_eq!(log.count("a"), 2, "the fork runs from the start");
+}

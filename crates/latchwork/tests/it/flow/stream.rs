@@ -1,11 +1,13 @@
 //! The stream of a request: numbers without gaps, whatever happens, and every reader sees the same events.
 
-use latchwork::flow::{FlowEvent, NumberedEvent, RequestHandle, StepState, handler, sequencer};
+use std::time::Duration;
+
+use latchwork::flow::{FlowEvent, NumberedEvent, RequestHandle, StepState, flow, handler, sequencer};
 use latchwork::store::Store;
 use latchwork::workflow::{Engine, ExecutionState};
 use serde_json::json;
 
-use super::{Log, Tally, add, only, sleeps, test_engine};
+use super::{Log, Tally, add, fails, only, sleeps, test_engine};
 
 async fn all(request: &RequestHandle) -> Vec<NumberedEvent> {
     let (mut events, mut reader) = (Vec::new(), request.events());
@@ -116,4 +118,81 @@ async fn a_block_that_runs_again_is_told_of_once() {
     assert_eq!((of("chain/b", StepState::Begun), of("chain/b", StepState::Completed)), (1, 1));
     let changes = events.iter().filter(|event| matches!(event.event, FlowEvent::StateChange { .. })).count();
     assert_eq!(changes, 4);
+}
+
+/// Each event of a request to a flow, as JSON.
+async fn told(flow: &latchwork::flow::Flow) -> Vec<serde_json::Value> {
+    let test = test_engine(flow).await;
+    let engine = test.engine().clone();
+    let events = test.run(async {
+        let request = engine.flow(flow).run("run", 1).id("r").await.unwrap();
+        let _ = request.result::<i64>().await;
+        all(&request).await
+    });
+    events.await.into_iter().map(|event| json!(event.event)).collect()
+}
+
+fn step(path: &str, kind: &str, state: &str) -> serde_json::Value {
+    json!({"type": "step", "path": path, "kind": kind, "state": state})
+}
+
+#[tokio::test]
+async fn a_failure_is_told_with_its_words() {
+    let inner = sequencer("inner").step(&fails("breaks", &Log::default())).build().unwrap();
+    let told = told(&only(sequencer("chain").step(&inner).build().unwrap())).await;
+    let failed = |path: &str, kind: &str| {
+        let mut failed = step(path, kind, "failed");
+        failed["error"] = json!("it is broken");
+        failed
+    };
+    let expected = [
+        json!({"type": "request_started", "action": "test/run"}),
+        step("chain/inner", "sequencer", "begun"),
+        step("chain/inner/breaks", "handler", "begun"),
+        failed("chain/inner/breaks", "handler"),
+        failed("chain/inner", "sequencer"),
+        json!({"type": "error", "path": "chain/inner/breaks", "code": "broken", "message": "it is broken"}),
+    ];
+    assert_eq!(&told[..told.len() - 1], &expected);
+    assert_eq!(told.last().unwrap()["type"], json!("request_ended"));
+}
+
+#[tokio::test]
+async fn what_a_block_has_changed_before_it_was_given_up_is_told() {
+    let log = Log::default();
+    let chain = sequencer("chain").state::<Tally>().race(&[&sleeps("slow", &log), &add("quick", &log)]);
+    let told = told(&only(chain.build().unwrap())).await;
+    let slow = json!({"type": "state_change", "scope": "chain", "operation": "inc_state",
+        "path": "total", "delta": 1, "rev": 1});
+    let place = told.iter().position(|event| *event == slow).unwrap_or_else(|| panic!("{told:?}"));
+    assert_eq!(told[place + 1], step("chain/slow", "handler", "given_up"));
+    assert_eq!(told[place - 1], step("chain/quick", "handler", "completed"));
+    let snapshot = json!({"type": "state_snapshot", "scope": "chain",
+        "state": {"total": 2, "seen": ["quick"], "by": {"quick": 1}}});
+    assert_eq!(told[place + 2], snapshot);
+}
+
+/// The stream is removed with its request.
+#[tokio::test]
+async fn a_stream_is_kept_as_long_as_its_request() {
+    let block = sequencer("chain").step(&handler("a").run(async |_, value: i64| Ok(value))).build().unwrap();
+    let flow = flow("test").action("run", block).keep(Duration::from_secs(3600)).build().unwrap();
+    let test = test_engine(&flow).await;
+    let engine = test.engine().clone();
+    test.run(async {
+        let request = engine.flow(&flow).run("run", 1).id("r").await.unwrap();
+        request.result::<i64>().await.unwrap();
+        engine.store().env().sleep(Duration::from_secs(3000)).await;
+        assert_eq!(all(&request).await.len(), 4);
+        engine.store().env().sleep(Duration::from_secs(3000)).await;
+        while engine.describe("r").await.is_ok() {
+            engine.store().env().sleep(Duration::from_secs(60)).await;
+        }
+        assert!(request.events().next().await.is_err(), "the request is not known any more");
+        let again = engine.flow(&flow).run("run", 2).id("r").await.unwrap();
+        again.result::<i64>().await.unwrap();
+        let events = all(&again).await;
+        assert_eq!((events.len(), events[0].number), (4, 0), "nothing is left of the old stream");
+    })
+    .await;
 }

@@ -2,14 +2,17 @@
 
 use std::time::Duration;
 
-use latchwork::flow::{AnswerKind, BlockError, Flow, FlowError, flow, handler, sequencer};
+use latchwork::flow::{
+    AnswerKind, Block, BlockError, Flow, FlowError, RequestHandle, SequencerBuilder, Suspension, flow, handler,
+    sequencer,
+};
 use latchwork::store::Store;
-use latchwork::workflow::Engine;
+use latchwork::workflow::{Engine, Failure};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::{Log, Tally, add, failure, only, test_engine};
+use super::{Log, Tally, add, fails, failure, only, test_engine};
 
 #[derive(Debug, Serialize, Deserialize, JsonSchema)]
 struct Price {
@@ -170,4 +173,143 @@ async fn a_question_of_a_block_that_was_given_up_is_closed() {
         assert_eq!(request.result::<i64>().await.unwrap(), 3);
     })
     .await;
+}
+
+/// The schema belongs to the question: every caller is held to it, also one that knows nothing of flows.
+#[tokio::test]
+async fn a_decision_without_the_flow_is_held_to_the_schema_too() {
+    let flow = asking(&Log::default());
+    let test = test_engine(&flow).await;
+    let engine = test.engine().clone();
+    test.run(async {
+        let request = engine.flow(&flow).run("run", 1).id("r").await.unwrap();
+        let question = open(&request).await;
+        let review = engine.review(&question.id);
+        let refused = review.decide("submit", "ada", "no value").await.unwrap_err();
+        assert!(refused.to_string().contains("null is not of type"), "{refused}");
+        assert_eq!(request.suspensions().await.unwrap(), [question], "it is still open");
+        review.decide("skip", "ada", "an answer without a value").await.unwrap();
+        while request.suspensions().await.unwrap().iter().all(|it| it.reason != "second") {
+            engine.store().env().sleep(Duration::from_secs(1)).await;
+        }
+        let question = open(&request).await;
+        engine.flow(&flow).answer(&question.id, AnswerKind::Submit, json!({"cents": 7}), "ada").await.unwrap();
+        assert_eq!(request.result::<i64>().await.unwrap(), 10);
+    })
+    .await;
+}
+
+/// The open question of a request.
+async fn open(request: &RequestHandle) -> Suspension {
+    loop {
+        if let Some(question) = request.suspensions().await.unwrap().pop() {
+            return question;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Asks a question of its own name.
+fn asks(name: &str) -> Block<i64, i64> {
+    let own = name.to_string();
+    handler(name).run(move |ctx, value: i64| {
+        let own = own.clone();
+        async move { Ok(value + i64::from(ctx.suspend(&own).await?.is_approved())) }
+    })
+}
+
+type Build = fn(SequencerBuilder<Tally, i64, i64>) -> SequencerBuilder<Tally, i64, i64>;
+
+/// Each row: where questions are asked, the paths of those that are open at the same time, and the output.
+#[tokio::test]
+async fn questions_are_asked_anywhere_in_a_flow() {
+    let table: [(&str, Build, &[&str], i64); 6] = [
+        (
+            "parallel",
+            |chain| chain.parallel((&asks("a"), &asks("b"))).map(|(a, b), _| a * 10 + b),
+            &["chain/a", "chain/b"],
+            22,
+        ),
+        (
+            "for_each",
+            |chain| each(chain.map(|v, _| vec![v, v]).for_each(2, &asks("a"))),
+            &["chain/a/a", "chain/a/a@1"],
+            4,
+        ),
+        ("work", |chain| chain.work(&asks("a")).step(&asks("b")).wait_for_work(), &["chain/a", "chain/b"], 2),
+        ("work at the end", |chain| chain.work(&asks("a")), &["chain/a"], 1),
+        (
+            "nested",
+            |chain| {
+                let inner = sequencer("inner").state::<Tally>().step(&asks("a")).build().unwrap();
+                chain.step(&sequencer("middle").step(&inner).build().unwrap())
+            },
+            &["chain/middle/inner/a"],
+            2,
+        ),
+        (
+            "rescue",
+            |chain| {
+                let mends = handler("mends")
+                    .run(async |ctx, _: Failure| Ok(if ctx.suspend("mends").await?.is_approved() { 7_i64 } else { 0 }));
+                chain.step(&fails("breaks", &Log::default())).rescue(|_, _| true, &mends)
+            },
+            &["chain/mends"],
+            7,
+        ),
+    ];
+    for (place, build, paths, output) in table {
+        let flow = only(build(sequencer("chain").state::<Tally>()).build().unwrap());
+        let test = test_engine(&flow).await;
+        let engine = test.engine().clone();
+        test.run(async {
+            let (flows, env) = (engine.flow(&flow), engine.store().env());
+            let request = flows.run("run", 1).id("r").await.unwrap();
+            while request.suspensions().await.unwrap().len() < paths.len() || engine.residents() > 0 {
+                env.sleep(Duration::from_secs(1)).await;
+            }
+            let open = flows.suspensions("run").await.unwrap().items;
+            let mut found: Vec<&str> = open.iter().map(|question| &*question.path).collect();
+            found.sort_unstable();
+            assert_eq!(found, paths, "{place}");
+            for question in &open {
+                flows.answer(&question.id, AnswerKind::Approve, (), "ada").await.unwrap();
+            }
+            assert_eq!(request.result::<i64>().await.unwrap(), output, "{place}");
+        })
+        .await;
+    }
+}
+
+fn each(chain: SequencerBuilder<Tally, i64, Vec<i64>>) -> SequencerBuilder<Tally, i64, i64> {
+    chain.map(|list, _| list.iter().sum())
+}
+
+/// A suspension is not a failure, and the end of its time is one.
+#[tokio::test]
+async fn a_rescue_sees_no_question_but_the_end_of_its_time() {
+    let log = Log::default();
+    let late = handler("late").run(async |ctx, value: i64| {
+        ctx.suspend("late").timeout(Duration::from_secs(3600)).await?;
+        Ok(value)
+    });
+    let mended = log.clone();
+    let mends = handler("mends").run(move |_, failure: Failure| {
+        mended.add(failure.step().unwrap_or_default());
+        std::future::ready(Ok(7_i64))
+    });
+    let chain = sequencer("chain").state::<Tally>().step(&asks("first")).step(&late).rescue(|_, _| true, &mends);
+    let flow = only(chain.build().unwrap());
+    let test = test_engine(&flow).await;
+    let engine = test.engine().clone();
+    test.run(async {
+        let request = engine.flow(&flow).run("run", 1).id("r").await.unwrap();
+        let question = open(&request).await;
+        engine.store().env().sleep(Duration::from_secs(7200)).await;
+        assert_eq!(log.all(), [""; 0], "it waits");
+        engine.flow(&flow).answer(&question.id, AnswerKind::Approve, (), "ada").await.unwrap();
+        assert_eq!(request.result::<i64>().await.unwrap(), 7);
+    })
+    .await;
+    assert_eq!(log.all(), ["chain/late"]);
 }

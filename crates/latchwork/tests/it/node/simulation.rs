@@ -345,7 +345,9 @@ where
 async fn simulate(seed: u64) {
     let mut world = World::new(seed);
     let (mut nodes, mut lives) = (Vec::new(), 0);
-    for _ in 0..world.random.u32(1..4) {
+    let at_first = world.random.usize(1..4);
+    // A start fails if an answer to it is lost; the process is started again.
+    while nodes.len() < at_first {
         lives += 1;
         nodes.extend(world.start(format!("n{lives}")).await);
     }
