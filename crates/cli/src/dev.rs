@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
+use latchwork::node::NodeOptions;
 use latchwork::workflow::{Engine, ExecutionFilter, ExecutionState, Handle, Status, WaitsFor, WorkflowError};
 use serde::Serialize;
 use tokio::task::JoinSet;
@@ -85,6 +86,9 @@ struct Tally {
     counts: Arc<Counts>,
 }
 
+/// The lease of the demonstration on a database.
+const LEASE: Duration = Duration::from_millis(500);
+
 pub(crate) async fn run(dev: Dev, store: &StoreArgument, output: &mut Output<'_>) -> Result<()> {
     if let Some(every) = dev.crash_every {
         return crash::run(&dev, every, store, output.format()).await;
@@ -95,7 +99,12 @@ pub(crate) async fn run(dev: Dev, store: &StoreArgument, output: &mut Output<'_>
     let workflow = transfer();
     // The kills are intended, so they must not park an execution.
     let opened = store.open().await?;
-    let engine = Engine::on(&opened).register(&workflow).most_crashes(1_000_000).start().await?;
+    let mut engine = Engine::on(&opened).register(&workflow).most_crashes(1_000_000);
+    if opened.is_shared() {
+        // The next process takes over from one that was killed when the lease is over.
+        engine = engine.node(NodeOptions::new().name("latch-dev").lease(LEASE));
+    }
+    let engine = engine.start().await?;
     let mut display = Display::new(output.format() == Format::Table);
     let (demo, is_complete) = Demo::begin(&engine, &dev).await?;
     let mut tally = Tally { done_before: demo.transfers, ..Tally::default() };

@@ -97,26 +97,6 @@ pub(crate) fn read<R: Record + DeserializeOwned>(version: u8, fields: &[u8]) -> 
     }
 }
 
-/// Implements [`Record`] for types that are stored as JSON, so that they may hold any JSON values.
-#[cfg(feature = "flow")]
-macro_rules! json_record {
-    ($($record:ty),*) => {$(
-        impl $crate::record::Record for $record {
-            fn encode(&self) -> $crate::store::Bytes {
-                let mut bytes = vec![<Self as $crate::record::Record>::VERSION];
-                serde_json::to_writer(&mut bytes, self).expect("a record can be written as JSON");
-                bytes.into()
-            }
-
-            fn read(_: u8, fields: &[u8]) -> Option<Self> {
-                $crate::json::parse_stored(fields)
-            }
-        }
-    )*};
-}
-#[cfg(feature = "flow")]
-pub(crate) use json_record;
-
 /// Decodes a value that takes all of these bytes.
 pub(crate) fn read_all<'a, T: serde::Deserialize<'a>>(bytes: &'a [u8]) -> Option<T> {
     postcard::take_from_bytes(bytes).ok().filter(|(_, rest)| rest.is_empty()).map(|(value, _)| value)

@@ -10,9 +10,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::flow::error::{BoardError, BoardResult};
+use crate::json::json_record;
 use crate::node::write_text;
 use crate::page::{Asked, MOST, Page, Records, mark, paged};
-use crate::record::{Record, json_record};
+use crate::record::Record;
 use crate::store::{Bytes, Commit, Item, Key, Order, Outcome, Range, Rev, Space, SpaceSpec, Store, Timestamp};
 use crate::workflow::stored::record::next_page;
 

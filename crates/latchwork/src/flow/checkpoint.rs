@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::flow::schema::Shape;
-use crate::record::json_record;
+use crate::json::json_record;
 use crate::state::StateOp;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -27,7 +27,7 @@ use crate::workflow::run::{Branch, Doing, OpInProgress, hash_text};
 use crate::workflow::stored::record::{EntryState, Kind, WaitsFor};
 
 /// The result of an effect, once there is one. Its lock is held while the effect runs.
-type Effect = tokio::sync::Mutex<Option<Result<Value, Failure>>>;
+type KeyedEffect = tokio::sync::Mutex<Option<Result<Value, Failure>>>;
 
 /// The longest key of an effect that its place shows; the place of a longer one has a hash of it.
 const KEY_BYTES: usize = 64;
@@ -48,7 +48,7 @@ pub(crate) struct Frame {
     pub(crate) begun: Mutex<Vec<(Arc<str>, Arc<StateCell>)>>,
     pub(crate) works: Works,
     /// The results of the effects of the body, by their keys.
-    effects: Mutex<BTreeMap<String, Arc<Effect>>>,
+    effects: Mutex<BTreeMap<String, Arc<KeyedEffect>>>,
     /// How many blocks sabotage has counted in here.
     blocks: AtomicU32,
     /// The events since the last boundary.
@@ -256,7 +256,7 @@ impl Frame {
     }
 
     /// What is known of an effect of the body.
-    pub(crate) fn effect(&self, key: &str) -> Arc<Effect> {
+    pub(crate) fn effect(&self, key: &str) -> Arc<KeyedEffect> {
         self.effects.lock().entry(key.into()).or_default().clone()
     }
 

@@ -8,6 +8,26 @@ mod order;
 mod path;
 mod write;
 
+/// Implements [`Record`] for types that are stored as JSON, so that they may hold any JSON values.
+#[cfg(feature = "flow")]
+macro_rules! json_record {
+    ($($record:ty),*) => {$(
+        impl $crate::record::Record for $record {
+            fn encode(&self) -> $crate::store::Bytes {
+                let mut bytes = vec![<Self as $crate::record::Record>::VERSION];
+                serde_json::to_writer(&mut bytes, self).expect("a record can be written as JSON");
+                bytes.into()
+            }
+
+            fn read(_: u8, fields: &[u8]) -> Option<Self> {
+                $crate::json::parse_stored(fields)
+            }
+        }
+    )*};
+}
+#[cfg(feature = "flow")]
+pub(crate) use json_record;
+
 #[cfg(test)]
 mod arbitrary;
 

@@ -23,7 +23,7 @@ pub(crate) struct Part {
     checks: Vec<(Tag, Check)>,
     writes: Vec<Write>,
     /// Written after all others, and not counted among them.
-    numbered: Vec<Numbered>,
+    numbered: Vec<NumberedWrite>,
     /// Each with the range of writes whose revs it gets.
     landed: Vec<(Range<usize>, Landed)>,
     /// Each with the index of its check.
@@ -33,13 +33,13 @@ pub(crate) struct Part {
 /// A write whose key is a prefix and its number among the writes of the commit under that prefix. So several parts of a
 /// commit can each have one, and the space has only as many keys as the largest commit.
 #[derive(Clone)]
-struct Numbered {
+struct NumberedWrite {
     space: Space,
     prefix: Vec<u8>,
     value: Bytes,
 }
 
-impl Numbered {
+impl NumberedWrite {
     fn place(self, commit: Commit) -> Commit {
         let range = self.space.prefix(&self.prefix[..]);
         let number = commit.writes().iter().filter(|write| range.contains(write.key())).count() as u32;
@@ -113,7 +113,7 @@ impl Part {
 
     /// Adds a write under the prefix and a number that is free in the commit. Callbacks do not get its rev.
     pub(crate) fn put_numbered(mut self, space: &Space, prefix: Vec<u8>, value: Bytes) -> Part {
-        self.numbered.push(Numbered { space: space.clone(), prefix, value });
+        self.numbered.push(NumberedWrite { space: space.clone(), prefix, value });
         self
     }
 

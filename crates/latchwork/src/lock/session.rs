@@ -10,8 +10,8 @@ use crate::lock::lane::Ask;
 use crate::lock::name::LockSpaces;
 use crate::lock::service::Service;
 use crate::lock::{Locks, Owner};
-use crate::node::{NodeError, NodeNotice};
 use crate::node::session::{self, Freeing, Holdings, LEASE, SessionOptions};
+use crate::node::{NodeError, NodeNotice};
 use crate::store::{ErrorKind, StoreError, Uuid};
 
 /// The shortest and the longest lease.

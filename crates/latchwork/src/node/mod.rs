@@ -28,6 +28,7 @@
 // only through this module. A node knows no lock and no workflow.
 
 pub(crate) mod alarm;
+mod balance;
 mod key;
 mod lease;
 mod member;
@@ -59,12 +60,12 @@ use crate::store::{Env, ErrorKind, Rev, Space, Store, StoreError, Timestamp, Uui
 
 use alarm::Alarms;
 pub(crate) use key::{read_text, write_text};
+use member::NodeSpaces;
 pub use member::{MoveReason, NodeOptions};
 use membership::Membership;
-pub(crate) use membership::{Doing, NodeEvents};
-pub use nodes::{ShardMove, NodeInfo, Nodes, NodesError};
+pub(crate) use membership::{NodeEvents, NodeWork};
+pub use nodes::{NodeInfo, Nodes, NodesError, ShardMove};
 pub(crate) use notice::NodeNotice;
-use member::NodeSpaces;
 use notice::StoredNotices;
 pub(crate) use shard::{COUNT, shard_key, shard_of};
 use shard::{NEVER, Shards};
@@ -269,8 +270,8 @@ impl Node {
         self.doubted.clone()
     }
 
-    /// Returns a part for a commit that only the owner of the execution may make, or the node that the owner has lent it
-    /// to. On any other node it is always refused.
+    /// Returns a part for a commit that only the owner of the execution may make, or the node that the owner has lent
+    /// it to. On any other node it is always refused.
     pub(crate) fn for_owner(self: &Arc<Node>, id: &ExecutionId) -> Part {
         match self.membership.as_deref().filter(|membership| membership.is_guest(id)) {
             // The owner takes it back by a write of its record, whose rev the commit checks.
@@ -280,7 +281,8 @@ impl Node {
     }
 
     /// Returns a part for a commit that any node may make about a name: a lock, a session, a limit. A node alone must
-    /// not have been replaced, because callers are notified in its memory. Nodes that share the store notify each other.
+    /// not have been replaced, because callers are notified in its memory. Nodes that share the store notify each
+    /// other.
     pub(crate) fn for_any(self: &Arc<Node>, name: &[u8]) -> Part {
         if self.is_shared() { Part::default() } else { self.if_still_ours(name) }
     }

@@ -68,7 +68,7 @@ pub enum NodesError {
     NotFound { name: String },
     /// No other node could take over.
     #[error(
-        "node {name:?} cannot be drained: no other node can take over its work; start another node first, or stop this one"
+        "node {name:?} cannot be drained: no other node can take over its work; start another node, or stop this one"
     )]
     LastNode { name: String },
     /// The record of a node or a shard was written by a newer program.

@@ -1,4 +1,4 @@
-//! StoredNotices: what a node tells the others. A notice is written by the commit that it tells of, so it is neither lost nor
+//! Notices: what a node tells the others. A notice is written by the commit that it tells of, so it is neither lost nor
 //! early. Every node follows all notices, in the order of the commits, and acts on those that concern it.
 
 use serde::{Deserialize, Serialize};

@@ -13,8 +13,9 @@ pub(super) struct Candidate {
     pub(super) serves: bool,
 }
 
-/// The owner of each shard as it should be. A shard without an owner among the nodes gets one; a node that has more than
-/// its share gives shards to the nodes that have less. As few shards as possible move. `None` if there are no nodes.
+/// The owner of each shard as it should be. A shard without an owner among the nodes gets one; a node that has more
+/// than its share gives shards to the nodes that have less. As few shards as possible move. `None` if there are no
+/// nodes.
 pub(super) fn plan(nodes: &[Candidate], owners: &[Option<Uuid>]) -> Option<Vec<Uuid>> {
     let is_any = nodes.iter().any(|node| node.serves);
     // In the order of their lives, so that the order of the records makes no difference.
@@ -54,9 +55,8 @@ mod tests {
         let nodes: Vec<Candidate> =
             nodes.chars().map(|name| Candidate { life: life(name), serves: name.is_uppercase() }).collect();
         let owners: Vec<Option<Uuid>> = owners.chars().map(|it| (it != '.').then(|| life(it))).collect();
-        let found = plan(&nodes, &owners).map_or(String::new(), |owners| {
-            owners.iter().map(|owner| char::from(owner.as_u128() as u8)).collect()
-        });
+        let found = plan(&nodes, &owners)
+            .map_or(String::new(), |owners| owners.iter().map(|owner| char::from(owner.as_u128() as u8)).collect());
         assert_eq!(found, planned, "{nodes:?}");
     }
 

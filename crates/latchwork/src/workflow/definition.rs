@@ -569,10 +569,10 @@ shown!(WorkflowBuilder, it => name: it.name);
 shown!(BatchBuilder, it => name: it.0.name);
 
 /// The definitions that an engine has registered.
-pub(crate) struct Definitions(HashMap<String, Versions>);
+pub(crate) struct Definitions(HashMap<String, DefinitionVersions>);
 
 /// The definitions of a workflow.
-struct Versions {
+struct DefinitionVersions {
     newest: Arc<Definition>,
     /// The definition that runs executions of each version.
     by_version: BTreeMap<u32, Arc<Definition>>,
@@ -580,11 +580,11 @@ struct Versions {
 
 impl Definitions {
     pub(crate) fn new(registered: Vec<Arc<Definition>>) -> Result<Definitions> {
-        let mut definitions: HashMap<String, Versions> = HashMap::new();
+        let mut definitions: HashMap<String, DefinitionVersions> = HashMap::new();
         for definition in registered {
             check_name("the name of a workflow", &definition.name)?;
             definition.check_meaning()?;
-            let fresh = || Versions { newest: definition.clone(), by_version: BTreeMap::new() };
+            let fresh = || DefinitionVersions { newest: definition.clone(), by_version: BTreeMap::new() };
             let versions = definitions.entry(definition.name.clone()).or_insert_with(fresh);
             if versions.newest.version < definition.version {
                 versions.newest = definition.clone();

@@ -10,6 +10,7 @@ mod flow;
 mod golden;
 mod json;
 mod lock;
+mod node;
 mod owned;
 mod pages;
 #[path = "../../../store/tests/it/server.rs"]

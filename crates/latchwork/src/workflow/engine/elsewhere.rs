@@ -1,10 +1,10 @@
 //! Engines on other nodes of the same store: what this engine hears from them, and what it tells them. On a store that
 //! is not shared, nothing of this file does anything.
 //!
-//! A commit that changes an execution of another node holds a notice for its owner. A caller that waits for an execution
-//! of another node asks the owner for news; the owner tells of news by a notice of its own. An execution whose workflow
-//! only another node can run is *lent* to that node: its record names the node, and only the rev of the record fences
-//! the commits of that node.
+//! A commit that changes an execution of another node holds a notice for its owner. A caller that waits for an
+//! execution of another node asks the owner for news; the owner tells of news by a notice of its own. An execution
+//! whose workflow only another node can run is *lent* to that node: its record names the node, and only the rev of the
+//! record fences the commits of that node.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
@@ -13,7 +13,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::lane::Part;
 use crate::lock::LockError;
-use crate::node::{Doing, NodeEvents, NodeNotice, shard_of};
+use crate::node::{NodeEvents, NodeNotice, NodeWork, shard_of};
 use crate::record::Record;
 use crate::store::{ErrorKind, Rev, Timestamp, Uuid};
 use crate::workflow::admission;
@@ -55,7 +55,7 @@ impl NodeEvents for EngineInner {
         }
     }
 
-    fn taken(self: Arc<Self>, shards: Vec<u16>) -> Doing<'static> {
+    fn taken(self: Arc<Self>, shards: Vec<u16>) -> NodeWork<'static> {
         Box::pin(async move {
             let weak = Arc::downgrade(&self);
             self.node.runtime.spawn(recover::recover(weak.clone(), shards, None));
@@ -74,7 +74,7 @@ impl NodeEvents for EngineInner {
         self.residents.lock().keys().any(is_in)
     }
 
-    fn clear_marks<'a>(self: Arc<Self>, shards: &'a [u16]) -> Doing<'a> {
+    fn clear_marks<'a>(self: Arc<Self>, shards: &'a [u16]) -> NodeWork<'a> {
         Box::pin(async move { self.clear_counts(shards).await })
     }
 
@@ -273,7 +273,8 @@ impl EngineInner {
             let range = running.prefix(crate::node::shard_key(shard));
             let found = crate::damage::scan_around(&self.store.view().await?, running, &range, usize::MAX).await?.found;
             for id in found.iter().filter_map(|(key, _)| recover::read_running(key)) {
-                let lent = self.read(&id).await.ok().flatten().filter(|(it, _)| it.runner.is_some() && it.runner == life);
+                let lent =
+                    self.read(&id).await.ok().flatten().filter(|(it, _)| it.runner.is_some() && it.runner == life);
                 if lent.is_some() && !self.is_resident(&id) {
                     self.node.host(&id, true);
                     self.spawn_load(&id);
@@ -291,9 +292,8 @@ pub(crate) async fn tell_news(engine: Weak<EngineInner>, mut news: UnboundedRece
         let Some(inner) = engine.upgrade().filter(|inner| !inner.is_stopped()) else { return };
         let told: BTreeSet<ExecutionId> = ids.drain(..).collect();
         let send = || async {
-            let part = told.iter().fold(Part::default(), |part, id| {
-                inner.node.noticed(part, || NodeNotice::News(id.clone()))
-            });
+            let part =
+                told.iter().fold(Part::default(), |part, id| inner.node.noticed(part, || NodeNotice::News(id.clone())));
             inner.send(part).await.map(drop)
         };
         inner.node.at_last("other nodes could not be told of news", WorkflowError::kind, send).await;

@@ -45,9 +45,10 @@ struct Ready {
     definition: Arc<Definition>,
 }
 
-/// Continues everything that was running or due in these shards, in the view if there is one. Executions that an earlier engine loaded and that made no
-/// progress are suspects: one of them may have crashed the process. They are loaded a few at a time, fewer each time,
-/// and in the end alone, so that the others are not counted together with the cause of the crash.
+/// Continues everything that was running or due in these shards, in the view if there is one. Executions that an
+/// earlier engine loaded and that made no progress are suspects: one of them may have crashed the process. They are
+/// loaded a few at a time, fewer each time, and in the end alone, so that the others are not counted together with the
+/// cause of the crash.
 pub(crate) async fn recover(engine: Weak<EngineInner>, shards: Vec<u16>, before: Option<View>) {
     let before = match before {
         Some(before) => Some(before),

@@ -357,7 +357,11 @@ fn with_signal(
 impl EngineInner {
     /// The definition that a start uses: the registered one. If nodes share the store, another node may run the
     /// workflow; then the given one says what a start needs. Limits are decided where the workflow is registered.
-    pub(crate) fn accepted<'a>(&'a self, name: &str, given: Option<&'a Arc<Definition>>) -> Option<&'a Arc<Definition>> {
+    pub(crate) fn accepted<'a>(
+        &'a self,
+        name: &str,
+        given: Option<&'a Arc<Definition>>,
+    ) -> Option<&'a Arc<Definition>> {
         let given = given.filter(|given| self.node.is_shared() && given.policy.is_empty());
         self.definition(name).or(given)
     }

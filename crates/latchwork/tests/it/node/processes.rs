@@ -1,6 +1,6 @@
 //! Real processes on a real PostgreSQL: three nodes under load while one of them is killed, paused for longer than its
-//! lease, stopped, or cut off from the database, and while the database is restarted. The user's own tables show whether
-//! anything was done twice: every write there is in the transaction of the step that makes it.
+//! lease, stopped, or cut off from the database, and while the database is restarted. The user's own tables show
+//! whether anything was done twice: every write there is in the transaction of the step that makes it.
 
 // Faults come after real time.
 #![allow(clippy::disallowed_methods)]
@@ -253,11 +253,16 @@ async fn nothing_is_lost_or_done_twice_while_nodes_and_the_database_fail() {
     stop.store(true, std::sync::atomic::Ordering::SeqCst);
     let jobs = loading.await.unwrap();
     let client = place.client().await;
-    let count = async |what: &str| number(&client, &format!("SELECT count(*) FROM {} WHERE what = '{what}'", tables.lines)).await;
+    let count = async |what: &str| {
+        number(&client, &format!("SELECT count(*) FROM {} WHERE what = '{what}'", tables.lines)).await
+    };
     for what in ["enter", "take", "give", "leave"] {
         assert_eq!(count(what).await, jobs as i64, "each job has its line {what}, and the key keeps it from a second");
     }
-    let inside = format!("SELECT (SELECT count(*) FROM {} WHERE held) + (SELECT sum(running)::bigint FROM {})", tables.locks, tables.limits);
+    let inside = format!(
+        "SELECT (SELECT count(*) FROM {} WHERE held) + (SELECT sum(running)::bigint FROM {})",
+        tables.locks, tables.limits
+    );
     assert_eq!(number(&client, &inside).await, 0, "all locks and permits are given back");
     let refused: u64 = refused.values().sum();
     println!("{jobs} jobs, {} ticks, {refused} writes of zombies refused", count("tick").await);

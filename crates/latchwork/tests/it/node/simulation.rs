@@ -1,5 +1,5 @@
-//! Up to five nodes on one store, on virtual time and from a seed: nodes crash, pause for longer than their leases, lose
-//! answers, stop and join, and their clocks run at different speeds. A failing seed replays exactly.
+//! Up to five nodes on one store, on virtual time and from a seed: nodes crash, pause for longer than their leases,
+//! lose answers, stop and join, and their clocks run at different speeds. A failing seed replays exactly.
 //!
 //! `LATCHWORK_SEEDS` is the number of seeds, `LATCHWORK_SEED` the first one.
 
@@ -12,8 +12,8 @@ use latchwork::store::backend::{
 };
 use latchwork::store::disk::RealDisk;
 use latchwork::store::{
-    Clock, Commit, Env, Generation, Key, Limits, Outcome, Random, Range, Sleep, SpaceId, StoreError, Timestamp, Version,
-    VirtualClock,
+    Clock, Commit, Env, Generation, Key, Limits, Outcome, Random, Range, Sleep, SpaceId, StoreError, Timestamp,
+    Version, VirtualClock,
 };
 use latchwork::workflow::{Failure, Queue};
 use tokio::sync::watch;
@@ -360,7 +360,9 @@ async fn simulate(seed: u64) {
             tokio::spawn(async move {
                 for _ in 0..100 {
                     let start = engine.start(&job, n).id(format!("j{n}")).or_join();
-                    if start.await.is_ok() && engine.signal(format!("j{n}"), "go", &1_u64).id(format!("s{n}")).await.is_ok() {
+                    if start.await.is_ok()
+                        && engine.signal(format!("j{n}"), "go", &1_u64).id(format!("s{n}")).await.is_ok()
+                    {
                         return;
                     }
                     engine.store().env().sleep(Duration::from_millis(300)).await;

@@ -50,7 +50,8 @@ async fn an_execution_that_was_lent_continues_when_its_host_dies() {
     let store = Store::memory().await.unwrap();
     let (one, waits) = (greets(1), waits());
     let owner = named(&store, "owner").register(&waits).start().await.unwrap();
-    let host = Engine::on(&store).register(&one).node(NodeOptions::new().name("host").lease(LEASE)).start().await.unwrap();
+    let host =
+        Engine::on(&store).register(&one).node(NodeOptions::new().name("host").lease(LEASE)).start().await.unwrap();
     Nodes::on(&store).drain("host", true).await.unwrap();
     until(&store, "the owner owns all", |nodes| shares(nodes) == [0, 64]).await;
     let handle = host.start(&one, "Ada".into()).id("a").await.unwrap();
