@@ -60,6 +60,9 @@ pub enum FlowSabotage {
     TraceByPosition,
 }
 
+/// The blocks that run, with what they have not told yet.
+type RunningBlocks = BTreeMap<BranchPath, (Kind, Arc<Mutex<Untold>>)>;
+
 pub(crate) struct FlowRequest {
     pub(crate) ctx: Ctx,
     pub(crate) asker: Asker,
@@ -72,7 +75,7 @@ pub(crate) struct FlowRequest {
     cells: Mutex<BTreeMap<BranchPath, Weak<StateCell>>>,
     stored: Mutex<BTreeSet<BranchPath>>,
     /// The kinds of the blocks that run, and what no boundary has told of them.
-    running: Mutex<BTreeMap<BranchPath, (Kind, Arc<Mutex<Untold>>)>>,
+    running: Mutex<RunningBlocks>,
     /// The keys of what was recorded inside blocks that have ended, as far as it is not removed.
     litter: Mutex<Vec<Key>>,
     /// Checkpoints that sabotage keeps from the commits of their traces.

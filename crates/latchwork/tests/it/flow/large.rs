@@ -1,5 +1,8 @@
 //! More than a commit can hold: blocks inside one, changes of one body, checkpoints.
 
+// Bodies take real time.
+#![allow(clippy::disallowed_methods)]
+
 use std::time::Duration;
 
 use latchwork::flow::{Block, Flow, FlowEvent, RequestHandle, flow, handler, sequencer};

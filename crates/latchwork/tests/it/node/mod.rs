@@ -1,6 +1,9 @@
 //! Several nodes on one store. Here they are engines in one process, on a store in memory; `processes.rs` has real
 //! processes on PostgreSQL.
 
+// Leases and deaths take real time here; `simulation.rs` has virtual time.
+#![allow(clippy::disallowed_methods)]
+
 mod calls;
 mod membership;
 mod processes;

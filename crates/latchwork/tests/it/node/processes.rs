@@ -2,9 +2,6 @@
 //! lease, stopped, or cut off from the database, and while the database is restarted. The user's own tables show
 //! whether anything was done twice: every write there is in the transaction of the step that makes it.
 
-// Faults come after real time.
-#![allow(clippy::disallowed_methods)]
-
 use std::collections::BTreeMap;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
