@@ -240,12 +240,14 @@ fn bench(suite: &str, json: bool, quick: bool, only: Vec<String>) -> Result<()> 
     let package = match suite {
         "store" => "latchwork-store",
         "postgres" => return bench_postgres(json, quick, &only),
-        "admission" | "claims" | "entities" | "flows" | "locks" | "messages" | "state" | "workflows" => "latchwork",
+        "admission" | "claims" | "entities" | "flows" | "locks" | "messages" | "nodes" | "state" | "workflows" => {
+            "latchwork"
+        }
         "peers" if !only.is_empty() => bail!("the suite peers runs as a whole"),
         "peers" => return peers::bench(json, quick),
         other => {
             let suites =
-                "store, postgres, entities, state, workflows, messages, locks, claims, admission, flows, peers";
+                "store, postgres, entities, state, workflows, messages, locks, claims, admission, flows, nodes, peers";
             bail!("there is no suite {other}; there are: {suites}")
         }
     };
@@ -270,7 +272,9 @@ fn bench_postgres(json: bool, quick: bool, only: &[String]) -> Result<()> {
 
 fn bench_of(package: &str, suite: &str, json: bool, quick: bool, only: &[String]) -> Result<()> {
     let mut command = cargo(&["bench", "--quiet", "--package", package, "--bench", suite]);
-    if let Some(feature) = [("postgres", "postgres"), ("flows", "flow")].iter().find(|(its, _)| *its == suite) {
+    if let Some(feature) =
+        [("postgres", "postgres"), ("nodes", "postgres"), ("flows", "flow")].iter().find(|(its, _)| *its == suite)
+    {
         command.args(["--features", feature.1]);
     }
     command.arg("--").args(only);

@@ -7,6 +7,7 @@ mod claim;
 mod database;
 mod dev;
 mod lock;
+mod node;
 mod review;
 mod schedule;
 #[path = "../../../store/tests/it/server.rs"]
