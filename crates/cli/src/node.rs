@@ -4,6 +4,7 @@ mod drain;
 mod list;
 mod moves;
 mod show;
+mod unrunnable;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -25,6 +26,8 @@ pub(crate) enum Node {
     Drain(drain::Drain),
     /// Lists the last moves of shards, newest first.
     Moves(moves::Moves),
+    /// Lists the executions that have to run and that no live node can run.
+    Unrunnable(unrunnable::Unrunnable),
 }
 
 pub(crate) async fn run(command: Node, argument: &StoreArgument, output: &mut Output<'_>) -> Result<()> {
@@ -37,6 +40,7 @@ pub(crate) async fn run(command: Node, argument: &StoreArgument, output: &mut Ou
         Node::List(_) => list::run(&nodes, now, output).await,
         Node::Show(show) => show::run(&show, &nodes, now, output).await,
         Node::Moves(moves) => moves::run(&moves, &nodes, output).await,
+        Node::Unrunnable(asked) => unrunnable::run(&asked, &store, now, output).await,
         Node::Drain(_) => Ok(()),
     };
     store.close().await?;

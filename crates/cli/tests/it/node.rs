@@ -66,6 +66,8 @@ fn nodes_are_listed_shown_and_drained_and_their_moves_are_told() {
         assert_eq!(output.status.code(), Some(code), "{arguments:?}");
         assert!(text(&output.stderr).contains(message), "{arguments:?}: {}", text(&output.stderr));
     }
+    let unrunnable = run(&["node", "unrunnable"], &url, &schema);
+    assert!(text(&unrunnable.stderr).contains("no executions"), "{}", text(&unrunnable.stderr));
     succeeded(run(&["node", "drain", "billing-1", "--undo"], &url, &schema));
     runtime.block_on(async {
         for engine in &engines {

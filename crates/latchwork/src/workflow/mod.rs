@@ -67,6 +67,7 @@ pub use operate::list::{List, Listed};
 pub use operate::reviews::{ReviewDescription, ReviewHandle, ReviewState, Reviews};
 pub use operate::status::Status;
 pub use operate::steer::Why;
+pub use operate::unrunnable::Unrunnable;
 #[cfg(feature = "postgres")]
 pub use outbox::{
     FailedRequest, FailedRequests, InTransaction, Outbox, OutboxError, StartInTransaction, UserTransaction,

@@ -11,5 +11,6 @@ pub(crate) mod reviews;
 pub(crate) mod seek;
 pub(crate) mod status;
 pub(crate) mod steer;
+pub(crate) mod unrunnable;
 pub(crate) mod valued;
 mod words;

@@ -1,7 +1,7 @@
 //! Old and new code side by side: an execution runs where its workflow and version are.
 
 use super::*;
-use latchwork::workflow::WorkflowError;
+use latchwork::workflow::{Executions, WorkflowError};
 
 fn greets(version: u32) -> Workflow<String, String> {
     workflow("greets").version(version).with(version).run(async |ctx: Ctx, version: u32, name: String| {
@@ -36,6 +36,8 @@ async fn an_execution_runs_on_the_node_that_has_its_version() {
     new.signal(left.id().clone(), "more", &"?").await.unwrap();
     let error = in_time(new.handle(&one, "left").result()).await.unwrap_err();
     assert!(matches!(&error, WorkflowError::Parked { reason, .. } if reason.contains("version 1")), "{error}");
+    let unrunnable = Executions::on(&store).await.unwrap().unrunnable(10).await.unwrap();
+    assert_eq!(unrunnable.iter().map(|it| (&*it.id, it.version)).collect::<Vec<_>>(), [("left", 1)]);
     // A node that continues the version runs it.
     let both = workflow("greets").version(2).continues([1]).run(async |ctx: Ctx, name: String| {
         let more = ctx.receive::<String>("more").await?;
