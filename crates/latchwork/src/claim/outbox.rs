@@ -346,6 +346,8 @@ impl EffectOutbox {
             queues.by.get(entity).map_or(Vec::new(), |queue| queue.effects.keys().cloned().collect());
         left.iter().for_each(|key| queues.take(key));
         queues.by.remove(entity);
+        drop(queues);
+        self.fewer.notify_one();
     }
 
     /// Returns the first after-effect of the same entity that comes before this one. If several processes share the

@@ -51,11 +51,8 @@ pub(crate) fn set(
         let due = now.plus(Duration::from_micros(timer.after_us));
         let (name, alarms) = (timed.name(), ledger.timers.clone());
         let part = part.put(&ledger.spaces.timer(&timed, due), timed.encode());
-        let node = &ledger.engine.node;
-        let part = match node.owns(&name) {
-            true => part,
-            false => node.noticed(part, || NodeNotice::Alarm(shard_of(name.as_bytes()))),
-        };
+        // Also if this node owns the shard: no check of this commit says that it still does.
+        let part = ledger.engine.node.noticed(part, || NodeNotice::Alarm(shard_of(name.as_bytes())));
         part.then(move |_| alarms.upgrade().iter().for_each(|alarms| alarms.set(&name, due)))
     })
 }
@@ -139,9 +136,11 @@ async fn ring(claims: Weak<ClaimsInner>, key: Key, timed: Timed) {
 impl ClaimsInner {
     /// Fires the step of a timer. Returns the pause before it must be tried again, or `None` if nothing is left to do.
     async fn fire_timed(self: &Arc<ClaimsInner>, timed: &Timed) -> Result<Option<Duration>> {
-        let Some(machine) = self.machines.get(&timed.workflow) else { return Ok(None) };
+        // Another node may have a newer configuration.
+        let unknown = Ok(self.ledger.engine.node.is_shared().then_some(PAUSES.1));
+        let Some(machine) = self.machines.get(&timed.workflow) else { return unknown };
         let step = machine.config.steps.iter().find(|step| step.step_id == timed.step_id);
-        let Some((step, timer)) = step.and_then(|step| Some((step, step.timer.as_ref()?))) else { return Ok(None) };
+        let Some((step, timer)) = step.and_then(|step| Some((step, step.timer.as_ref()?))) else { return unknown };
         let view = self.ledger.view().await?;
         let Some(standing) = self.ledger.standing(&view, &timed.entity).await? else { return Ok(None) };
         drop(view);
@@ -252,7 +251,9 @@ impl ClaimsInner {
             }
             let due = at.plus(Duration::from_micros(timer.after_us));
             let key = self.ledger.spaces.timer(&timed, due);
-            let commit = Commit::new().absent(&key).put(&key, timed.encode());
+            let node = &self.ledger.engine.node;
+            let told = node.noticed(Part::default(), || NodeNotice::Alarm(shard_of(timed.name().as_bytes())));
+            let commit = told.place(Commit::new().absent(&key).put(&key, timed.encode())).0;
             if self.ledger.store.commit(commit).await?.is_applied() {
                 self.alarms.set(&timed.name(), due);
             }

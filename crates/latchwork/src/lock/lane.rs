@@ -154,6 +154,8 @@ pub(crate) struct LockBatch {
     told_executions: Vec<(Part, Placed)>,
     told: Vec<CallerNotice>,
     is_unfinished: bool,
+    /// How many notices of other processes had been heard when the commit was planned.
+    heard: u64,
 }
 
 /// An operation and its answer.
@@ -267,6 +269,7 @@ impl LanePlan for Service {
             taken.into_iter().for_each(|job| job.settle(Err(LockError::Stopped)));
             return None;
         }
+        let heard = self.heard();
         let mut table = match known.table.take() {
             Some(table) => Ok(table),
             None => Table::read(self, lock).await,
@@ -303,7 +306,7 @@ impl LanePlan for Service {
                     }
                 }
                 let (told, is_unfinished) = (came.told, came.is_unfinished);
-                Some((commit, LockBatch { jobs, table, own, rest, told_executions, told, is_unfinished }))
+                Some((commit, LockBatch { jobs, table, own, rest, told_executions, told, is_unfinished, heard }))
             }
             (Err(error), _) | (_, Err(error)) => {
                 taken.into_iter().for_each(|job| job.fail(error.clone()));
@@ -332,7 +335,7 @@ impl LanePlan for Service {
     }
 
     fn landed(self: &Arc<Service>, lock: &LockName, known: &mut KnownLock, batch: LockBatch, receipt: &Receipt) {
-        let LockBatch { jobs, mut table, told_executions, told, is_unfinished, .. } = batch;
+        let LockBatch { jobs, mut table, told_executions, told, is_unfinished, heard, .. } = batch;
         table.landed();
         let landed = Some(self.node.store.env().monotonic());
         *known = KnownLock { table: Some(table), landed, ..KnownLock::default() };
@@ -343,6 +346,11 @@ impl LanePlan for Service {
                 rider.landed(receipt);
             }
             self.answered(lock, done);
+        }
+        if heard != self.heard() {
+            // A notice came before these callers were known here: it may have been about them.
+            let service = self.clone();
+            self.node.runtime.spawn(async move { service.listen_at_last().await });
         }
         self.tell_requests(lock, told);
         told_executions.into_iter().for_each(|(rest, placed)| rest.land(placed.landing(receipt)));

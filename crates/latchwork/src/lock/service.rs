@@ -2,7 +2,7 @@
 //! process wait for which requests.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
@@ -37,6 +37,8 @@ pub(crate) struct Service {
     is_over: AtomicBool,
     /// The requests whose guards were dropped, until they are released.
     leaving: Mutex<BTreeSet<(LockName, u64)>>,
+    /// Counts the notices of other processes about sessions of this one.
+    heard: AtomicU64,
     /// What sessions of this process hold beside locks: claims, by id and token, while an action runs for them.
     pub(crate) held: Mutex<BTreeSet<(Uuid, u64)>>,
 }
@@ -53,6 +55,7 @@ impl Service {
             ears: Mutex::default(),
             is_over: AtomicBool::new(false),
             leaving: Mutex::default(),
+            heard: AtomicU64::new(0),
             held: Mutex::default(),
         }))
     }
@@ -83,6 +86,17 @@ impl Service {
         let mut ears = self.ears.lock();
         let lost = ears.extract_if(.., |_, (owner, _)| *owner == session);
         lost.for_each(|(_, (_, ears))| tell(&ears, &Heard::Gone(Gone::SessionLost)));
+    }
+
+    /// A notice of another process about a session of this one was heard. Requests whose commits are on their way are
+    /// looked at again when they are answered.
+    pub(crate) fn count_heard(&self) {
+        self.heard.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// How many notices were heard.
+    pub(crate) fn heard(&self) -> u64 {
+        self.heard.load(Ordering::SeqCst)
     }
 
     /// Stops the service.

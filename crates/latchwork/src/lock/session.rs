@@ -267,6 +267,7 @@ impl Service {
                 None => true,
             };
             if is_its {
+                service.count_heard();
                 let runtime = service.node.runtime.clone();
                 runtime.spawn(async move { service.listen_at_last().await });
             }

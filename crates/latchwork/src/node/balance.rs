@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::member::{Member, MoveReason, NODES, NodeSpaces, StoredMove, StoredMoves, read_member};
@@ -188,9 +189,7 @@ impl Node {
         self.clear(membership, &shards).await;
         let moved = self.send_moves(membership, moving).await;
         self.shards.end_leaving();
-        if moved.is_err() {
-            self.reread().await?;
-        }
+        self.at_last("who owns the shards could not be read", NodeError::kind, || self.reread()).await;
         moved.map(|()| all.len() > STEP)
     }
 
@@ -199,7 +198,7 @@ impl Node {
         let (env, Some(events)) = (self.store.env(), membership.events()) else { return };
         events.clone().clear_marks(shards).await;
         self.shards.begin_leaving(shards);
-        events.clone().lost();
+        events.clone().evict();
         let until = env.monotonic() + PATIENCE;
         while events.has_any_in(shards) && env.monotonic() < until {
             env.sleep(LOOK).await;
@@ -222,6 +221,7 @@ impl Node {
     /// Gives everything away and leaves: the end of a node that other nodes need not wait for.
     pub(crate) async fn leave(&self) -> Result<(), NodeError> {
         let Some(membership) = self.shared() else { return Ok(()) };
+        membership.is_leaving.store(true, Ordering::SeqCst);
         self.clear(membership, &self.owned()).await;
         let key = membership.spaces.node(&membership.name);
         for _ in 0..TRIES {

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -34,7 +34,10 @@ pub(crate) trait NodeEvents: Send + Sync {
     /// This node owns more shards.
     fn taken(self: Arc<Self>, shards: Vec<u16>) -> NodeWork<'static>;
 
-    /// This node owns fewer shards: everything in memory that belongs to no owned shard leaves it.
+    /// Executions that belong to no shard of this node leave memory.
+    fn evict(self: Arc<Self>);
+
+    /// This node owns fewer shards: everything that it remembers of others leaves memory.
     fn lost(self: Arc<Self>);
 
     /// True if an execution of one of these shards is still in memory.
@@ -74,6 +77,8 @@ pub(crate) struct Membership {
     members: Mutex<Members>,
     /// The owners of all shards, as last read.
     owners: Mutex<Vec<FoundShard>>,
+    /// True once the node leaves: it does not join again.
+    pub(super) is_leaving: AtomicBool,
     /// Held while the records of shards are read, so that an older reading never replaces a newer one.
     reading: tokio::sync::Mutex<()>,
     /// Notified when shards may have to move.
@@ -157,6 +162,17 @@ impl Membership {
         self.lent.lock().remove(id);
     }
 
+    /// Forgets the executions that this node has lent and no longer owns.
+    pub(super) fn forget_lent(&self, keep: impl Fn(&ExecutionId) -> bool) {
+        self.lent.lock().retain(|id, _| keep(id));
+    }
+
+    /// True if the record of the name's shard, as last read, names this node.
+    pub(super) fn is_named(&self, name: &[u8]) -> bool {
+        let owner = self.owners.lock().get(usize::from(shard_of(name))).and_then(|shard| shard.owner);
+        owner == Some(self.life())
+    }
+
     pub(super) fn is_lent(&self, id: &ExecutionId) -> bool {
         self.lent.lock().contains_key(id)
     }
@@ -207,6 +223,7 @@ pub(super) async fn join(
         own: Mutex::new(own),
         members: Mutex::default(),
         owners: Mutex::default(),
+        is_leaving: AtomicBool::new(false),
         reading: tokio::sync::Mutex::default(),
         changed: Notify::new(),
         events: OnceLock::new(),
@@ -461,6 +478,9 @@ impl Node {
 
     /// The other nodes have taken this one for dead. It drops what it holds and joins under a new life.
     async fn join_again(&self, membership: &Membership) -> Result<(), NodeError> {
+        if membership.is_leaving.load(Ordering::SeqCst) {
+            return Ok(());
+        }
         tracing::warn!(node = membership.name, "the lease of the node was over; it joins again");
         membership.own.lock().life = self.store.env().uuid();
         self.reread().await?;

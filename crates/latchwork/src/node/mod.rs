@@ -182,7 +182,10 @@ impl Node {
 
     /// Returns a node that owns no shard and replaces no other node. On a shared store it notifies the others.
     pub(crate) async fn idle(store: &Store) -> Result<Arc<Node>, NodeError> {
-        let spaces = NodeSpaces::find(store).await?;
+        let spaces = match store.is_shared() {
+            true => Some(NodeSpaces::declare(store).await?),
+            false => NodeSpaces::find(store).await?,
+        };
         let mut node = Node::new(store, Shards::none(), None);
         if let (Some(spaces), Some(node)) = (spaces, Arc::get_mut(&mut node)) {
             node.board = Some(spaces.board);
@@ -348,6 +351,16 @@ impl Node {
             Some(life) => membership.lend(id, life),
             None => membership.returned(id),
         }
+    }
+
+    /// True if this node owns the execution, or does not act for it only because its shard is about to move.
+    pub(crate) fn is_named(&self, id: &ExecutionId) -> bool {
+        self.membership.as_deref().is_some_and(|membership| membership.is_named(id.as_bytes()))
+    }
+
+    /// Forgets what it has lent and no longer owns.
+    pub(crate) fn forget_lent(&self) {
+        self.membership.iter().for_each(|membership| membership.forget_lent(|id| self.owns(id)));
     }
 
     /// True if the execution belongs to this node and is lent to another one.

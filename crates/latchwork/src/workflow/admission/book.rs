@@ -410,15 +410,18 @@ impl EngineInner {
     /// Changes a stored execution that has not begun.
     fn changing_stored(self: &Arc<EngineInner>, id: ExecutionId, changed: ChangedExecution) -> Part {
         let ChangedExecution { before, rev, mut after } = changed;
-        let is_begun = after.status == StoredStatus::Running && !self.idle;
-        let definition = self.definition(&after.workflow).cloned().filter(|_| is_begun);
+        // First the part, then the question who owns it: so the part either checks the shard or notifies its owner.
+        let first = self.at_record(&id, Some(rev));
+        let is_begun = after.status == StoredStatus::Running && !self.idle && self.node.owns(&id);
+        let definition = self.definition_of(&after).cloned().filter(|_| is_begun);
         let running = definition.map(|definition| (self.set_running(&id, &mut after), definition));
-        let (part, _) = turn(self, self.at_record(&id, Some(rev)), &id, Some(&before), &mut after, None);
+        let (part, _) = turn(self, first, &id, Some(&before), &mut after, None);
         let engine = self.clone();
         part.then(move |landing| match (running, after.timer_us) {
             (Some((running, definition)), _) => {
                 running.begin(Run::new(engine, definition, id, after, landing.last()).not_begun());
             }
+            (None, _) if after.status == StoredStatus::Running => engine.spawn_load(&id),
             (None, Some(timer)) => engine.timers.set(&id, Timestamp(timer)),
             (None, None) => {}
         })

@@ -308,7 +308,7 @@ impl LanePlan for Admissions {
         refusal: Refusal,
         jobs: &mut VecDeque<AdmissionJob>,
     ) {
-        let is_fenced = batch.placed.has_failed(&refusal, SHARD);
+        let is_fenced = batch.placed.has_failed(&refusal, SHARD) && !self.node.is_shared();
         batch.rest.refuse(&batch.placed, &refusal);
         let mut again = Vec::with_capacity(batch.jobs.len());
         for (mut job, decision) in batch.jobs {

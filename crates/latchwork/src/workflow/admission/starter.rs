@@ -16,10 +16,12 @@ use crate::workflow::{ExecutionId, Result};
 /// The first record of an execution that does not run at once, as a part of a commit.
 fn first_record(engine: &Arc<EngineInner>, id: &ExecutionId, first: &Execution) -> Part {
     let mut first = first.clone();
+    // First the part, then the question who owns it: so the part either checks the shard or notifies its owner.
+    let part = engine.at_record(id, None);
     let begins_here = first.status == StoredStatus::Running && engine.node.owns(id) && !engine.idle;
     let definition = engine.definition_of(&first).cloned().filter(|_| begins_here);
     let running = definition.map(|definition| (engine.set_running(id, &mut first), definition));
-    let (part, _) = turn(engine, engine.at_record(id, None), id, None, &mut first, None);
+    let (part, _) = turn(engine, part, id, None, &mut first, None);
     match (running, first.status == StoredStatus::Waiting, first.timer_us) {
         (Some((running, definition)), ..) => {
             let (engine, id) = (engine.clone(), id.clone());

@@ -254,13 +254,19 @@ fn first_commit(
 ) -> OpEffect {
     let engine = &run.engine;
     let (close, birth) = child.parent.as_ref().map(|parent| (parent.close, parent.birth)).unwrap_or_default();
-    let running = (child.status == StoredStatus::Running).then(|| engine.set_running(id, &mut child));
+    // First the part, then the question who owns it: so the part either checks the shard or notifies its owner.
+    let first = engine.at_record(id, None);
+    let is_here = child.status == StoredStatus::Running && engine.node.owns(id);
+    let running = is_here.then(|| engine.set_running(id, &mut child));
     let part = admission.put(&run.kept().child(id), kept::ChildRecord { close, birth }.encode());
-    let (part, _) = turn(engine, engine.at_record(id, None).and(part), id, None, &mut child, None);
+    let (part, _) = turn(engine, first.and(part), id, None, &mut child, None);
     let (engine, id) = (engine.clone(), id.clone());
     let part = part.then(move |landing| {
         engine.metrics.started(&definition.name);
         let Some(running) = running else {
+            if child.status == StoredStatus::Running {
+                engine.spawn_load(&id);
+            }
             return child.timer_us.into_iter().for_each(|timer| engine.timers.set(&id, Timestamp(timer)));
         };
         running.begin(Run::new(engine, definition, id, child, landing.last()).fresh());

@@ -148,7 +148,7 @@ pub(crate) async fn watch(engine: Weak<EngineInner>, mut suspects: UnboundedRece
 impl EngineInner {
     /// Suspects all executions that have several requests, or one request and a parent: an earlier process may have
     /// ended before it checked them.
-    async fn suspect_all(&self) -> Result<()> {
+    pub(super) async fn suspect_all(&self) -> Result<()> {
         let (space, range) = (&self.locks.spaces.owned, self.locks.spaces.owned.prefix([0]));
         let Scanned { found: owned, damaged } =
             scan_around(&self.store.view().await?, space, &range, usize::MAX).await?;

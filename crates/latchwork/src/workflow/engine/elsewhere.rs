@@ -15,10 +15,11 @@ use crate::lane::Part;
 use crate::lock::LockError;
 use crate::node::{NodeEvents, NodeNotice, NodeWork, shard_of};
 use crate::record::Record;
-use crate::store::{ErrorKind, Rev, Timestamp, Uuid};
+use crate::store::{ErrorKind, Key, Rev, Timestamp, Uuid};
 use crate::workflow::admission;
 use crate::workflow::engine::{EngineInner, News, recover};
 use crate::workflow::run::{RECORD, turn};
+use crate::workflow::stored::keys::read_count;
 use crate::workflow::stored::record::{Execution, StoredStatus};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
@@ -33,6 +34,7 @@ impl NodeEvents for EngineInner {
                 self.scheduling.alarms.set(&name.into(), Timestamp(0));
             }
             NodeNotice::Session(session) if self.locks.sessions.has_begun(session) => {
+                self.locks.count_heard();
                 let inner = self.clone();
                 self.node.runtime.spawn(async move { inner.locks.listen_at_last().await });
             }
@@ -41,14 +43,19 @@ impl NodeEvents for EngineInner {
             }
             NodeNotice::Alarm(shard) if self.node.owned().contains(&shard) => self.node.look_at_alarms(&[shard]),
             NodeNotice::Locks(shard) if self.node.owned().contains(&shard) => self.finish_locks(),
-            NodeNotice::Listens { id, .. } if self.node.owns(&id) => {
+            NodeNotice::Listens { id, .. } if self.node.is_named(&id) => {
                 self.remote.lock().insert(id.clone());
                 // What happened since the caller has looked is told now: this node did not know of the caller.
                 let _ = self.news.send(id);
             }
             NodeNotice::News(id) => self.tell_of(&id),
             NodeNotice::Lent { id, node } if self.node.life() == Some(node) => {
-                self.node.host(&id, true);
+                {
+                    // An earlier stay of it may be about to end: under this lock it either sees the mark or is gone.
+                    let mut residents = self.residents.lock();
+                    residents.get_mut(&id).into_iter().for_each(|resident| resident.missed = true);
+                    self.node.host(&id, true);
+                }
                 self.spawn_load(&id);
             }
             _ => {}
@@ -64,9 +71,15 @@ impl NodeEvents for EngineInner {
         })
     }
 
+    fn evict(self: Arc<Self>) {
+        self.let_go(true);
+    }
+
     fn lost(self: Arc<Self>) {
         self.let_go(true);
         self.remote.lock().retain(|id| self.node.owns(id));
+        self.set_aside.lock().retain(|id, _| self.node.owns(id) || self.node.is_guest(id));
+        self.node.forget_lent();
     }
 
     fn has_any_in(&self, shards: &[u16]) -> bool {
@@ -96,6 +109,11 @@ impl NodeEvents for EngineInner {
         }
         // The node may have stopped between a commit and what it would have done after it.
         self.finish_locks();
+        let inner = self.clone();
+        self.node.runtime.spawn(async move {
+            let what = "executions that wait for each other could not be looked for";
+            inner.node.at_last(what, LockError::kind, || inner.suspect_all()).await;
+        });
         self.node.doubt();
     }
 
@@ -141,7 +159,10 @@ impl EngineInner {
             Err(error) if error.kind() != ErrorKind::Unavailable => return self.unless_passing(id, error),
             found => found?,
         };
-        let Some((execution, _)) = found else { return Ok(()) };
+        let Some((execution, _)) = found else {
+            self.node.lend(id, None);
+            return Ok(());
+        };
         if execution.runner.is_none() && self.node.is_lent(id) {
             self.node.lend(id, None);
             // It may have left journals to be removed.
@@ -237,11 +258,20 @@ impl EngineInner {
         execution: &mut Execution,
         rev: Rev,
     ) -> Result<Option<Rev>> {
+        // The node may be gone because of this execution: it counts as a crash.
+        let counted = self.counted_at(id, execution);
+        let loads = self.loads(&counted).await?.saturating_add(1);
         execution.runner = None;
         let key = self.record_of(id);
         let part = self.node.for_owner(id).at_rev(RECORD, &key, rev).put(&key, execution.encode());
+        let part = part.put(&counted, loads.to_be_bytes().to_vec());
         let receipt = self.send(part).await?;
         Ok(receipt.and_then(|receipt| receipt.revs.first().copied().flatten()))
+    }
+
+    /// How often an execution was loaded without making progress, as stored under this key.
+    pub(crate) async fn loads(&self, counted: &Key) -> Result<u32> {
+        Ok(self.get(counted).await?.map_or(0, |item| read_count(&item.value)))
     }
 
     /// Lends an execution to a node that can run it. Returns false if no live node can.
@@ -254,7 +284,10 @@ impl EngineInner {
         let part = self.node.noticed(part, || NodeNotice::Lent { id: id.clone(), node });
         self.node.lend(id, Some(node));
         match self.send(part).await {
-            Ok(Some(_)) => tracing::debug!(%id, workflow = execution.workflow, "lent to a node that can run it"),
+            Ok(Some(_)) => {
+                self.set_aside.lock().remove(id);
+                tracing::debug!(%id, workflow = execution.workflow, "lent to a node that can run it");
+            }
             // It has changed meanwhile, and is looked at again.
             Ok(None) => self.spawn_load(id),
             Err(error) => {

@@ -415,7 +415,11 @@ impl EngineBuilder {
             inner.locks.overhear();
         }
         if !inner.rehearsal.is_replay() && !inner.idle {
-            inner.begin(suspected, told).await?;
+            if let Err(error) = inner.begin(suspected, told).await {
+                // Other nodes must not count on this one.
+                inner.stop_and_leave();
+                return Err(error);
+            }
         }
         Ok(Engine { _stop: Arc::new(StopEngineOnDrop(inner.clone())), inner })
     }
@@ -699,6 +703,9 @@ impl EngineInner {
             self.set_aside.lock().remove(id);
         }
         self.tell_elsewhere(id);
+        if status.is_some() {
+            self.remote.lock().remove(id);
+        }
         let mut listening = self.listening.lock();
         let its = listening.range((id.clone(), News::End)..).take_while(|((listened, _), _)| listened == id);
         for (_, listener) in its {

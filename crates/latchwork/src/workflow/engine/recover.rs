@@ -417,7 +417,12 @@ impl EngineInner {
             return Ok(());
         }
         if let Some(found) = self.ready(id).await? {
-            self.take_in(id, found, 0, None).await;
+            // The crashes of an execution that is lent are counted by its owner.
+            let loads = match self.node.is_guest(id) {
+                true => self.loads(&self.counted_at(id, &found.execution)).await?,
+                false => 0,
+            };
+            self.take_in(id, found, loads, None).await;
         }
         Ok(())
     }
@@ -441,7 +446,10 @@ impl EngineInner {
             }
             found => found?,
         };
-        let Some((mut execution, mut rev)) = found else { return Ok(None) };
+        let Some((mut execution, mut rev)) = found else {
+            self.node.host(id, false);
+            return Ok(None);
+        };
         let is_guest = self.node.is_guest(id);
         if is_guest && execution.runner != self.node.life() {
             self.node.host(id, false);

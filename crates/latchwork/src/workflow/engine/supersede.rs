@@ -218,7 +218,11 @@ impl EngineInner {
     }
 
     /// The remaining keys in these ranges, and the generation of that view. If there are many, most are deleted first.
-    async fn left_by(&self, id: &ExecutionId, ranges: &[Range]) -> Result<(Vec<Key>, crate::store::Generation)> {
+    async fn left_by(
+        self: &Arc<EngineInner>,
+        id: &ExecutionId,
+        ranges: &[Range],
+    ) -> Result<(Vec<Key>, crate::store::Generation)> {
         loop {
             let view = self.store.view().await?;
             let mut found = Vec::new();
@@ -232,7 +236,9 @@ impl EngineInner {
             // Its code has ended. As long as this engine is the owner, its remaining records are not read.
             let successor = self.kept(id).successor();
             let gone = found.iter().filter(|key| **key != successor);
-            let part = gone.fold(self.node.for_owner(id), Part::delete);
+            // They belong to the execution as it was in this view.
+            let rev = view.get(&self.record_of(id)).await?.map(|item| item.rev);
+            let part = gone.fold(self.at_record(id, rev), Part::delete);
             if matches!(self.store.commit(part.place(Commit::new()).0).await?, Outcome::Refused(_)) {
                 return Err(WorkflowError::Stopped);
             }

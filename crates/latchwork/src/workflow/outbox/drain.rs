@@ -42,7 +42,7 @@ pub(crate) async fn keep(engine: Weak<EngineInner>, postgres: Postgres) {
         match drained {
             Ok(true) => {}
             Ok(false) => postgres.outbox_changed().await,
-            Err(WorkflowError::Stopped) => return,
+            Err(WorkflowError::Stopped) if engine.upgrade().is_none_or(|inner| inner.is_stopped()) => return,
             Err(WorkflowError::Store(error)) if error.is_final() => return,
             Err(error) => {
                 tracing::warn!(%error, "the outbox of the database could not be worked off yet");
@@ -188,7 +188,8 @@ impl EngineInner {
     async fn refused_request(&self, then: Then, refusal: Refusal) -> Result<RequestOutcome> {
         match then {
             Then::Part(placed, rest, must_be_free) => {
-                let (is_fenced, is_taken) = (placed.has_failed(&refusal, SHARD), placed.has_failed(&refusal, RECORD));
+                let is_fenced = placed.has_failed(&refusal, SHARD) && !self.node.is_shared();
+                let is_taken = placed.has_failed(&refusal, RECORD);
                 rest.refuse(&placed, &refusal);
                 match must_be_free {
                     _ if is_fenced => Err(WorkflowError::Stopped),

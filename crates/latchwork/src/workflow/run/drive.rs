@@ -74,20 +74,24 @@ async fn drive(run: Arc<Run>) {
     drop(root);
     let inner = &run.engine;
     let is_parked = run.with(|state| matches!(state.known.stored().status, StoredStatus::Parked(_)));
+    let stop = run.stop();
+    let is_again =
+        matches!(&stop, Some(Stop::Changed)) || matches!(&stop, Some(Stop::Failed(error)) if error.is_passing());
     let (missed, left) = {
         let mut residents = inner.residents.lock();
-        (residents.remove(&run.id).is_some_and(|resident| resident.missed), residents.len())
+        let missed = residents.remove(&run.id).is_some_and(|resident| resident.missed);
+        // If it is loaded again, the load finds out whether this node may still run it.
+        if !missed && !is_again {
+            inner.node.host(&run.id, false);
+        }
+        (missed, residents.len())
     };
     inner.metrics.residents(left);
     run.leave();
     inner.begun.notify_waiters();
-    let stop = run.stop();
     tracing::debug!(?stop, "left memory");
     match stop {
-        Some(Stop::Suspended(timer)) => {
-            inner.node.host(&run.id, false);
-            timer.into_iter().for_each(|timer| inner.timers.set(&run.id, timer));
-        }
+        Some(Stop::Suspended(timer)) => timer.into_iter().for_each(|timer| inner.timers.set(&run.id, timer)),
         Some(Stop::Failed(error)) if error.is_passing() => {
             tracing::warn!(%error, "the execution could not be committed and is loaded again");
             return load_again(&run, true).await;
@@ -95,12 +99,10 @@ async fn drive(run: Arc<Run>) {
         Some(Stop::Changed) => return load_again(&run, true).await,
         // The owner continues it; this engine cannot.
         Some(Stop::Fenced) => {
-            inner.node.host(&run.id, false);
             inner.node.lose(run.id.as_bytes());
             inner.ended(&run.id, None);
         }
         stop => {
-            inner.node.host(&run.id, false);
             inner.forced.lock().remove(&run.id);
             match stop {
                 Some(Stop::SetAside(reason)) => inner.put_aside(&run.id, reason),

@@ -8,7 +8,7 @@ async fn a_new_node_gets_its_share_and_a_dead_node_loses_its_own() {
     let (store, waits) = (Store::memory().await.unwrap(), waits());
     let first = named(&store, "a").register(&waits).start().await.unwrap();
     assert_eq!(shares(&Nodes::on(&store).list().await.unwrap()), [64], "a node alone owns everything at once");
-    let second = named(&store, "b").register(&waits).start().await.unwrap();
+    let second = doomed(named(&store, "b").register(&waits)).await;
     until(&store, "two halves", |nodes| shares(nodes) == [32, 32]).await;
     let third = named(&store, "c").register(&waits).start().await.unwrap();
     until(&store, "three shares", |nodes| {
@@ -17,8 +17,7 @@ async fn a_new_node_gets_its_share_and_a_dead_node_loses_its_own() {
         shares == [21, 21, 22]
     })
     .await;
-    // It stops without a word, as a process that is killed.
-    second.stop();
+    second.kill();
     let left = until(&store, "b is gone", |nodes| shares(nodes) == [32, 32]).await;
     assert_eq!(left.iter().map(|node| node.name.as_str()).collect::<Vec<_>>(), ["a", "c"]);
     third.shutdown().await.unwrap();
@@ -72,20 +71,18 @@ async fn a_drained_node_gives_everything_away_and_continues_to_serve_its_callers
     drop((a, b));
 }
 
-/// A node is cut off for longer than its lease: the others take over. When it is back, its first write is refused, and
-/// it joins again.
 #[tokio::test(flavor = "multi_thread")]
 async fn executions_move_to_the_nodes_that_are_left() {
     let (store, waits) = (Store::memory().await.unwrap(), waits());
     let a = named(&store, "a").register(&waits).start().await.unwrap();
-    let b = named(&store, "b").register(&waits).start().await.unwrap();
+    let b = doomed(named(&store, "b").register(&waits)).await;
     until(&store, "two halves", |nodes| shares(nodes) == [32, 32]).await;
     let mut ids = Vec::new();
     for number in 0..100_u64 {
-        let starter = if number % 2 == 0 { &a } else { &b };
+        let starter = if number % 2 == 0 { &a } else { &b.engine };
         ids.push(starter.start(&waits, number).id(format!("e{number}")).await.unwrap().id().clone());
     }
-    b.stop();
+    b.kill();
     until(&store, "b is gone", |nodes| shares(nodes) == [64]).await;
     for (number, id) in ids.iter().enumerate() {
         a.signal(id.clone(), "go", &7_u64).await.unwrap();

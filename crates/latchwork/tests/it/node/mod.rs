@@ -37,6 +37,25 @@ fn waits() -> Workflow<u64, u64> {
     })
 }
 
+/// A node that can die without a word, as a process that is killed.
+struct Doomed {
+    engine: Engine,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Doomed {
+    fn kill(self) {
+        self.runtime.shutdown_background();
+        std::mem::forget(self.engine);
+    }
+}
+
+async fn doomed(builder: EngineBuilder) -> Doomed {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let engine = runtime.spawn(async move { builder.start().await.unwrap() }).await.unwrap();
+    Doomed { engine, runtime }
+}
+
 /// Waits until the nodes are as asked.
 async fn until(store: &Store, what: &str, holds: impl Fn(&[NodeInfo]) -> bool) -> Vec<NodeInfo> {
     let nodes = Nodes::on(store);

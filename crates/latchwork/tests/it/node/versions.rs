@@ -52,13 +52,12 @@ async fn an_execution_that_was_lent_continues_when_its_host_dies() {
     let store = Store::memory().await.unwrap();
     let (one, waits) = (greets(1), waits());
     let owner = named(&store, "owner").register(&waits).start().await.unwrap();
-    let host =
-        Engine::on(&store).register(&one).node(NodeOptions::new().name("host").lease(LEASE)).start().await.unwrap();
+    let host = doomed(named(&store, "host").register(&one)).await;
     Nodes::on(&store).drain("host", true).await.unwrap();
     until(&store, "the owner owns all", |nodes| shares(nodes) == [0, 64]).await;
-    let handle = host.start(&one, "Ada".into()).id("a").await.unwrap();
+    let handle = host.engine.start(&one, "Ada".into()).id("a").await.unwrap();
     tokio::time::sleep(Duration::from_millis(50)).await;
-    host.stop();
+    host.kill();
     let second = named(&store, "second").register(&one).start().await.unwrap();
     owner.signal("a", "more", &"!").await.unwrap();
     assert_eq!(in_time(second.handle(&one, "a").result_through_parks()).await.unwrap(), "Ada! v1");

@@ -7,6 +7,7 @@
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use latchwork::node::NodeOptions;
 use latchwork::store::SqlTx;
 use latchwork::workflow::{Ctx, Engine, Retry, Workflow, workflow};
 
@@ -60,7 +61,9 @@ async fn the_bank_that_is_killed() {
             Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
         }
     };
-    let Ok(engine) = Engine::on(&store).register(&transfer).most_crashes(1000).start().await else { return };
+    // The next process takes over from one that was killed when the lease is over.
+    let node = NodeOptions::new().name("bank").lease(Duration::from_millis(200));
+    let Ok(engine) = Engine::on(&store).register(&transfer).most_crashes(1000).node(node).start().await else { return };
     println!("open");
     let mut all = tokio::task::JoinSet::new();
     for number in 0..TRANSFERS {
