@@ -315,12 +315,11 @@ async fn fault(world: &mut World, nodes: &mut Vec<NodeLife>, lives: &mut u32) {
         }
         _ => {}
     }
-    if nodes.is_empty() || (nodes.len() < 5 && world.random.bool()) {
+    let at_least = if nodes.len() < 5 { nodes.len() + usize::from(world.random.bool()) } else { 0 };
+    // A start fails if an answer to it is lost; the process is started again.
+    while nodes.len() < at_least.max(1) {
         *lives += 1;
         nodes.extend(world.start(format!("n{lives}")).await);
-    }
-    if nodes.is_empty() {
-        Box::pin(fault(world, nodes, lives)).await;
     }
 }
 

@@ -63,7 +63,7 @@ async fn prepared() -> Store {
 #[tokio::test]
 async fn an_execution_that_needs_a_newer_record_is_set_aside_and_nothing_is_overwritten() {
     for (space, text, known) in [
-        ("workflow.executions", "newer", 3),
+        ("workflow.executions", "newer", 4),
         ("workflow.journal", "newer", 3),
         ("workflow.kept", "newer", 1),
         ("lock.heads", "m-newer", 1),
