@@ -414,12 +414,11 @@ impl EngineBuilder {
         if inner.idle {
             inner.locks.overhear();
         }
-        if !inner.rehearsal.is_replay() && !inner.idle {
-            if let Err(error) = inner.begin(suspected, told).await {
-                // Other nodes must not count on this one.
-                inner.stop_and_leave();
-                return Err(error);
-            }
+        let runs = !inner.rehearsal.is_replay() && !inner.idle;
+        if runs && let Err(error) = inner.begin(suspected, told).await {
+            // Other nodes must not count on this one.
+            inner.stop_and_leave();
+            return Err(error);
         }
         Ok(Engine { _stop: Arc::new(StopEngineOnDrop(inner.clone())), inner })
     }
