@@ -285,8 +285,10 @@ impl Membership {
         }
     }
 
+    /// True if this node is drained, also if it has only seen that in its record so far.
     pub(super) fn is_draining(&self) -> bool {
-        self.own.lock().is_draining
+        let OwnRecord { life, is_draining, .. } = *self.own.lock();
+        is_draining || self.members.lock().known.get(&life).is_some_and(|member| member.record.is_draining)
     }
 
     /// The nodes, and the owner of each shard, as far as this node knows.
