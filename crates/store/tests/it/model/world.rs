@@ -366,6 +366,9 @@ impl World {
                     Poll::Pending => break,
                     Poll::Ready(Ok(commit)) => delivered.push(commit),
                     Poll::Ready(Err(error)) => {
+                        // A watch that has found no commit has moved on before the floor was raised: the clean-up of a
+                        // server works beside the calls.
+                        let position = watch.position();
                         same("the watch's error", error.to_string(), dropped(space.id(), position, floor))?;
                         if position >= floor || !delivered.is_empty() {
                             return Err(format!("{error}, but the watch of {space:?} is at {position}"));
