@@ -115,7 +115,7 @@ pub(super) fn rows() -> Vec<Row> {
             &["waits"],
         ),
         (
-            "a step is inserted before the one that waits",
+            "a step is inserted before the step that waits",
             |chain, log| chain.step(&add("a", log)).step(&waits(log)),
             |chain, log| chain.step(&add("a", log)).step(&add("new", log)).step(&waits(log)),
             103,

@@ -50,7 +50,8 @@ async fn two_loops_back_to_one_block_are_refused() {
     );
 }
 
-/// Two blocks set the same field. The one that was called last ends first: its value stays, also in the checkpoint.
+/// Two blocks set the same field. The block whose change was called last ends first: its value stays, also in the
+/// checkpoint.
 #[tokio::test]
 async fn the_order_of_calls_counts_and_not_the_order_of_ends() {
     let sets = |name: &str, value: i64, sleeps: bool| {

@@ -143,7 +143,8 @@ async fn a_request_that_cannot_be_done_is_kept_and_does_not_stop_the_others() {
     assert!(matches!(outbox.remove(Uuid::from_u128(1)).await, Err(OutboxError::NotFound { .. })));
 }
 
-/// Two transactions wait for each other on a row: the one that is committed last comes last, though it wrote first.
+/// Two transactions wait for each other on a row: the transaction that is committed last comes last, though it wrote
+/// first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_order_is_that_of_commits() {
     let bench = Bench::new("order").await;
