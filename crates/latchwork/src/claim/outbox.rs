@@ -26,6 +26,9 @@ use crate::record::Record;
 use crate::store::{Commit, Order, Timestamp};
 use crate::workflow::Boxed;
 
+/// The pause until a node without the handler of an after-effect looks again whether it is alone.
+const ELSEWHERE: Duration = Duration::from_secs(5);
+
 /// The pauses between attempts: the first and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(60));
 
@@ -394,6 +397,13 @@ impl EffectOutbox {
             }
             if !self.is_ours(&key.entity) {
                 return Ok(false);
+            }
+            if !self.handlers.contains_key(&effect.name) && self.node.has_others() {
+                // Another node, of another version of the program, may have the handler. It delivers when it owns the
+                // shard: the attempts of this node would end the after-effect.
+                tracing::warn!(key = key.text(), effect = effect.name, "no handler here; left to other nodes");
+                env.sleep(ELSEWHERE).await;
+                continue;
             }
             let Err(error) = self.handle(key, &effect).await else {
                 let (done, is_done) = oneshot::channel();

@@ -84,6 +84,20 @@ impl NodeOptions {
     }
 }
 
+/// What other nodes need to know of a workflow that a node can run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct KnownWorkflow {
+    /// The versions whose executions the node continues.
+    pub(crate) versions: Vec<u32>,
+    /// The version that new executions are started under.
+    pub(crate) newest: u32,
+    pub(crate) timeout_us: Option<u64>,
+    /// True if its starts have rules, which only a node that has registered it can decide.
+    pub(crate) has_rules: bool,
+    /// The updates that it checks before they are stored.
+    pub(crate) validated: Vec<String>,
+}
+
 /// The stored record of a node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct NodeRecord {
@@ -94,8 +108,8 @@ pub(super) struct NodeRecord {
     pub(super) renewed_us: u64,
     /// It gives its shards to other nodes and gets no more.
     pub(super) is_draining: bool,
-    /// The workflows that it can run, each with the versions whose executions it continues.
-    pub(super) workflows: BTreeMap<String, Vec<u32>>,
+    /// The workflows that it can run.
+    pub(super) workflows: BTreeMap<String, KnownWorkflow>,
     /// How many executions it has in memory.
     pub(super) residents: u64,
     /// How many of its commits were refused because another node had taken the shard.
@@ -146,7 +160,7 @@ impl NodeRecord {
 
     /// True if it can run executions of this workflow that were started under this version.
     pub(super) fn runs(&self, workflow: &str, version: u32) -> bool {
-        self.workflows.get(workflow).is_some_and(|versions| versions.contains(&version))
+        self.workflows.get(workflow).is_some_and(|known| known.versions.contains(&version))
     }
 }
 
@@ -279,7 +293,17 @@ mod tests {
             since_us: 0,
             renewed_us: 0,
             is_draining,
-            workflows: [("order".to_string(), vec![1])].into(),
+            workflows: [(
+                "order".to_string(),
+                KnownWorkflow {
+                    versions: vec![1],
+                    newest: 1,
+                    timeout_us: None,
+                    has_rules: false,
+                    validated: Vec::new(),
+                },
+            )]
+            .into(),
             residents: 0,
             refused: 0,
             program: "1".into(),

@@ -16,7 +16,8 @@ use tokio::sync::Notify;
 use super::balance::NodeBoard;
 use super::lease::LeaseVerdict;
 use super::member::{
-    LEASE, Member, MemberChange, Members, NODES, NodeOptions, NodeRecord, NodeSpaces, SHORTEST, read_member, read_name,
+    KnownWorkflow, LEASE, Member, MemberChange, Members, NODES, NodeOptions, NodeRecord, NodeSpaces, SHORTEST,
+    read_member, read_name,
 };
 use super::notice::{NOTICES, NodeNotice, StoredNotices, noticed};
 use super::plan::Candidate;
@@ -72,7 +73,7 @@ pub(crate) struct Membership {
     lease: Duration,
     since_us: u64,
     /// The workflows that it can run, with their versions.
-    workflows: BTreeMap<String, Vec<u32>>,
+    workflows: BTreeMap<String, KnownWorkflow>,
     own: Mutex<OwnRecord>,
     members: Mutex<Members>,
     /// The owners of all shards, as last read.
@@ -149,6 +150,18 @@ impl Membership {
         able.min_by_key(|it| (it.record.is_draining, it.record.residents, it.record.life)).map(|it| it.record.life)
     }
 
+    pub(super) fn has_others(&self) -> bool {
+        let (own, members) = (self.life(), self.members.lock());
+        members.known.values().any(|it| it.record.life != own)
+    }
+
+    /// What another live node tells of a workflow: the node with the newest version.
+    pub(super) fn known_elsewhere(&self, workflow: &str) -> Option<KnownWorkflow> {
+        let (own, members) = (self.life(), self.members.lock());
+        let others = members.known.values().filter(|it| it.record.life != own);
+        others.filter_map(|it| it.record.workflows.get(workflow)).max_by_key(|known| known.newest).cloned()
+    }
+
     pub(super) fn is_alive(&self, life: Uuid) -> bool {
         self.members.lock().known.contains_key(&life)
     }
@@ -199,7 +212,7 @@ impl Membership {
 pub(super) async fn join(
     store: &Store,
     options: NodeOptions,
-    workflows: BTreeMap<String, Vec<u32>>,
+    workflows: BTreeMap<String, KnownWorkflow>,
 ) -> Result<(Membership, Watch), NodeError> {
     let env = store.env();
     let lease = options.lease.unwrap_or(LEASE);

@@ -60,6 +60,7 @@ use crate::store::{Env, ErrorKind, Rev, Space, Store, StoreError, Timestamp, Uui
 
 use alarm::Alarms;
 pub(crate) use key::{read_text, write_text};
+pub(crate) use member::KnownWorkflow;
 use member::NodeSpaces;
 pub use member::{MoveReason, NodeOptions};
 use membership::Membership;
@@ -156,7 +157,7 @@ impl Node {
     pub(crate) async fn member(
         store: &Store,
         options: NodeOptions,
-        workflows: BTreeMap<String, Vec<u32>>,
+        workflows: BTreeMap<String, KnownWorkflow>,
     ) -> Result<Arc<Node>, NodeError> {
         let shards = Shards::shared(store).await?;
         let (membership, watch) = membership::join(store, options, workflows).await?;
@@ -337,6 +338,16 @@ impl Node {
     /// A live node that can run an execution of this workflow and version.
     pub(crate) fn able(&self, workflow: &str, version: u32) -> Option<Uuid> {
         self.membership.as_deref().and_then(|membership| membership.able(workflow, version))
+    }
+
+    /// True if other live nodes share the store.
+    pub(crate) fn has_others(&self) -> bool {
+        self.membership.as_deref().is_some_and(|membership| membership.has_others())
+    }
+
+    /// What another live node tells of a workflow that it can run.
+    pub(crate) fn known_elsewhere(&self, workflow: &str) -> Option<KnownWorkflow> {
+        self.membership.as_deref().and_then(|membership| membership.known_elsewhere(workflow))
     }
 
     /// True if the node of this life has not left, as far as this node knows.

@@ -236,7 +236,7 @@ fn info(Member { name, record, .. }: Member, shards: &[FoundShard]) -> NodeInfo 
         is_draining: record.is_draining,
         residents: record.residents,
         refused: record.refused,
-        workflows: record.workflows,
+        workflows: record.workflows.into_iter().map(|(name, known)| (name, known.versions)).collect(),
         program: record.program,
         name,
     }

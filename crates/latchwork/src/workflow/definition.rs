@@ -10,6 +10,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::json::{self, JsonError};
+use crate::micros;
+use crate::node::KnownWorkflow;
 use crate::store::Timestamp;
 use crate::workflow::admission::policy::{Batch, Debounce, RateLimit, WhenFull};
 use crate::workflow::admission::{Policy, StartNeeds, list};
@@ -467,12 +469,39 @@ pub(crate) struct Definition {
 }
 
 impl Definition {
-    /// Rejects rules that make no sense.
+    /// A definition without code, for starts of a workflow that only other nodes can run.
+    pub(crate) fn elsewhere(name: &str, known: &KnownWorkflow) -> Definition {
+        let unregistered = format!("workflow {name:?} is not registered with this engine");
+        Definition {
+            name: name.into(),
+            version: known.newest,
+            continues: Vec::new(),
+            timeout: known.timeout_us.map(Duration::from_micros),
+            keep: DEFAULT_KEEP,
+            validators: HashMap::new(),
+            finalizer: OnceLock::new(),
+            wrong: OnceLock::new(),
+            policy: Policy::default(),
+            fits: |_| Ok(()),
+            takes: |_| Ok(()),
+            begin: Box::new(move |_, _| Err(Failure::new(unregistered.clone()).not_retryable())),
+        }
+    }
+
+    /// What other nodes need to know of this workflow.
+    fn known(&self, versions: Vec<u32>) -> KnownWorkflow {
+        let (timeout_us, has_rules) = (self.timeout.map(micros::of), !self.policy.is_empty());
+        let mut validated: Vec<String> = self.validators.keys().cloned().collect();
+        validated.sort_unstable();
+        KnownWorkflow { versions, newest: self.version, timeout_us, has_rules, validated }
+    }
+
     /// The versions whose executions it runs.
     fn versions(&self) -> impl Iterator<Item = u32> + '_ {
         self.continues.iter().copied().filter(|version| *version != self.version).chain([self.version])
     }
 
+    /// Rejects rules that make no sense.
     pub(crate) fn check_meaning(&self) -> Result<()> {
         self.policy.check(&self.name)?;
         let wrong = self.wrong.get().map(|reason| (self.name.clone(), reason.to_string()));
@@ -611,12 +640,13 @@ impl Definitions {
     }
 
     /// The names, each with the versions whose executions can run here.
-    pub(crate) fn versions(&self) -> BTreeMap<String, Vec<u32>> {
+    pub(crate) fn versions(&self) -> BTreeMap<String, KnownWorkflow> {
         let mut versions = BTreeMap::new();
         let mut names: Vec<&String> = self.0.keys().collect();
         names.sort_unstable();
         for name in names {
-            versions.insert(name.clone(), self.0[name].by_version.keys().copied().collect());
+            let DefinitionVersions { newest, by_version } = &self.0[name];
+            versions.insert(name.clone(), newest.known(by_version.keys().copied().collect()));
         }
         versions
     }

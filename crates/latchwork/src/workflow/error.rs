@@ -99,6 +99,12 @@ pub enum WorkflowError {
     /// The workflow is not registered.
     #[error("workflow {name:?} is not registered with this engine; register it before the engine starts")]
     NotRegistered { name: String },
+    /// The workflow is registered on other nodes only, and it has rules that only they can decide: for its starts, such
+    /// as a limit, or for an update.
+    #[error(
+        "workflow {name:?} is registered on other nodes only, and it has rules for this; do it there, or register it here"
+    )]
+    RulesElsewhere { name: String },
     /// Two definitions of a workflow run executions of the same version.
     #[error("two registered definitions of workflow {name:?} run executions of version {version}")]
     RegisteredTwice { name: String, version: u32 },
@@ -230,6 +236,7 @@ impl WorkflowError {
             NotFound { .. } | UnknownToken { .. } | UnknownReview { .. } => ErrorKind::NotFound,
             OtherWorkflow { .. }
             | NotRegistered { .. }
+            | RulesElsewhere { .. }
             | RegisteredTwice { .. }
             | Node { .. }
             | Name { .. }

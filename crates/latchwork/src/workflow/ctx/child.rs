@@ -173,8 +173,9 @@ impl<I: Serialize, O> StartChild<'_, I, O> {
         let started = ctx.replay_as(WaitsFor::Store, call, again, |operation| async move {
             let (run, doing) = (&ctx.run, &operation.doing);
             operation.unless_cancelled()?;
-            let Some(definition) = run.engine.accepted(name, Some(given)).cloned() else {
-                return run.park(format!("workflow {name:?} is not registered with this engine")).await;
+            let definition = match run.engine.accepted(name, Some(given)) {
+                Ok(definition) => definition,
+                Err(error) => return run.park(error.to_string()).await,
             };
             if !definition.policy.is_empty() {
                 // The first commit of this execution may need the lane that is held for the child.

@@ -176,8 +176,15 @@ async fn validated(engine: &EngineInner, id: &ExecutionId, name: &str, request: 
     let view = engine.store.view().await?;
     let found = fetch_execution(&view, &engine.spaces.executions, id).await?;
     let (Execution { workflow, .. }, _) = found.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })?;
-    let definition = engine.definition(&workflow);
-    let definition = definition.ok_or(WorkflowError::NotRegistered { name: workflow })?;
+    let Some(definition) = engine.definition(&workflow) else {
+        return match engine.node.known_elsewhere(&workflow) {
+            None => Err(WorkflowError::NotRegistered { name: workflow }),
+            Some(known) if known.validated.iter().any(|validated| validated == name) => {
+                Err(WorkflowError::RulesElsewhere { name: workflow })
+            }
+            Some(_) => Ok(None),
+        };
+    };
     let Some(validator) = definition.validators.get(name) else { return Ok(None) };
     let key: Key = engine.kept(id).published();
     let (published, item) = engine.kept(id).fetch_published(&view).await?.unzip();

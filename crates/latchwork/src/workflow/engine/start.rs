@@ -306,7 +306,6 @@ impl<O: 'static> IntoFuture for Start<O> {
 const MOST_IDS: usize = 64;
 
 impl EngineInner {
-    /// Returns the definition of this name, and the input if it can be stored.
     /// A new id, of an execution that this node owns if it owns any.
     fn new_id(&self) -> ExecutionId {
         let new = || ExecutionId::from(self.store.env().uuid().to_string());
@@ -320,20 +319,20 @@ impl EngineInner {
         id
     }
 
+    /// Returns the definition of this name, and the input if it can be stored.
     pub(crate) fn accept(
         &self,
         name: &str,
         given: Option<&Arc<Definition>>,
         input: Result<String, JsonError>,
     ) -> Result<(Arc<Definition>, String)> {
-        let definition = self.accepted(name, given);
-        let definition = definition.ok_or_else(|| WorkflowError::NotRegistered { name: name.into() })?;
+        let definition = self.accepted(name, given)?;
         let input = input.map_err(|cause| WorkflowError::Input { workflow: name.into(), cause })?;
         match (input.len(), largest(self)) {
             (length, limit) if length > limit => {
                 Err(WorkflowError::InputTooLong { workflow: name.into(), length, limit })
             }
-            _ => Ok((definition.clone(), input)),
+            _ => Ok((definition, input)),
         }
     }
 }
@@ -356,14 +355,20 @@ fn with_signal(
 
 impl EngineInner {
     /// The definition that a start uses: the registered one. If nodes share the store, another node may run the
-    /// workflow; then the given one says what a start needs. Limits are decided where the workflow is registered.
-    pub(crate) fn accepted<'a>(
-        &'a self,
-        name: &str,
-        given: Option<&'a Arc<Definition>>,
-    ) -> Option<&'a Arc<Definition>> {
-        let given = given.filter(|given| self.node.is_shared() && given.policy.is_empty());
-        self.definition(name).or(given)
+    /// workflow. Then the given one says what a start needs, or else the record of that node. Rules for starts are
+    /// decided where the workflow is registered.
+    pub(crate) fn accepted(&self, name: &str, given: Option<&Arc<Definition>>) -> Result<Arc<Definition>> {
+        let missing = || WorkflowError::NotRegistered { name: name.into() };
+        if let Some(definition) = self.definition(name) {
+            return Ok(definition.clone());
+        }
+        if let Some(given) = given.filter(|given| self.node.is_shared() && given.policy.is_empty()) {
+            return Ok(given.clone());
+        }
+        match self.node.known_elsewhere(name).ok_or_else(missing)? {
+            known if known.has_rules => Err(WorkflowError::RulesElsewhere { name: name.into() }),
+            known => Ok(Arc::new(Definition::elsewhere(name, &known))),
+        }
     }
 }
 

@@ -288,7 +288,9 @@ impl EngineInner {
         let start = (&*look.before.workflow, look.before.input.clone(), id.clone());
         let part = match self.starting_for(&[start], Some(name)).await {
             Ok(part) => part,
-            Err(error @ WorkflowError::NotRegistered { .. }) => return Ok(Starts::Stalls(error.to_string())),
+            Err(error @ (WorkflowError::NotRegistered { .. } | WorkflowError::RulesElsewhere { .. })) => {
+                return Ok(Starts::Stalls(error.to_string()));
+            }
             Err(error) if error.kind() == ErrorKind::Unavailable => return Err(error),
             Err(error) => return Ok(Starts::Not(RunOutcome::Rejected(error.to_string()))),
         };

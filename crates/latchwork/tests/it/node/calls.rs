@@ -113,3 +113,37 @@ async fn timers_limits_and_schedules_fire_wherever_their_shard_is() {
     .await;
     drop(store);
 }
+
+/// A node without the workflow starts and updates what another node runs; rules that it does not know are not broken.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_starts_by_name_what_only_another_node_runs() {
+    let store = Store::memory().await.unwrap();
+    let add = workflow("add").version(3).timeout(Duration::from_secs(600)).run(async |ctx: Ctx, base: u64| {
+        let asked = ctx.receive_update::<u64, u64>("add").await?;
+        let sum = base + asked.value;
+        asked.answer(&sum).await?;
+        Ok(sum)
+    });
+    let limited = workflow("limited").concurrency(1).run(async |_: Ctx, base: u64| Ok(base));
+    let caller = named(&store, "caller").start().await.unwrap();
+    let error = caller.start_by_name("add", 1_u64).await.unwrap_err();
+    assert!(matches!(error, WorkflowError::NotRegistered { .. }), "{error}");
+    let _runner = named(&store, "runner").register(&add).register(&limited).start().await.unwrap();
+    let started = in_time(async {
+        loop {
+            match caller.start_by_name("add", 1_u64).id("a").or_join().await {
+                Ok(started) => break started,
+                Err(WorkflowError::NotRegistered { .. }) => tokio::time::sleep(Duration::from_millis(10)).await,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    })
+    .await;
+    let handle = caller.handle(&add, started.id().clone());
+    assert_eq!(in_time(handle.update::<u64>("add", &5_u64).into_future()).await.unwrap(), 6);
+    assert_eq!(in_time(handle.result()).await.unwrap(), 6);
+    let described = caller.describe("a").await.unwrap();
+    assert!(described.deadline.is_some(), "the time limit of the definition holds: {described:?}");
+    let error = caller.start_by_name("limited", 1_u64).await.unwrap_err();
+    assert!(matches!(error, WorkflowError::RulesElsewhere { .. }), "{error}");
+}
