@@ -30,7 +30,6 @@ use crate::entity::{Add, Entity, EntityId, OpReceipt};
 use crate::lane::Part;
 use crate::lock::service::Service;
 use crate::node::alarm::{self, Alarms};
-use crate::store::Timestamp;
 use crate::workflow::{Boxed, Engine, Workflow, engine};
 
 /// The maximum number of steps that timers fire at the same time.
@@ -613,7 +612,7 @@ impl ClaimsBuilder {
         *inner.ledger.engine.above.lock() = Some(Arc::downgrade(&above));
         inner.outbox.serve(acked);
         node.chore(janitor::keep(Arc::downgrade(&inner)));
-        node.chore(alarm::keep::<timers::Ring>(Arc::downgrade(&inner), Timestamp(0)));
+        node.chore(alarm::keep::<timers::Ring>(Arc::downgrade(&inner)));
         let adopting = Arc::downgrade(&inner);
         node.chore(async move {
             let Some(inner) = adopting.upgrade() else { return };

@@ -111,11 +111,15 @@ impl Alarms {
     pub(super) fn taken(&self, shards: &[u16]) {
         let mut told = self.told.lock();
         for shard in shards {
-            let since = self.node.since(*shard).filter(|_| self.is_recovered).unwrap_or_default();
-            told.taken[usize::from(*shard)] = Some(since);
+            told.taken[usize::from(*shard)] = Some(self.from(*shard));
         }
         drop(told);
         self.woken.notify_one();
+    }
+
+    /// From when on alarms of a shard are rung. What finds the earlier ones reads up to exactly this time.
+    fn from(&self, shard: u16) -> Timestamp {
+        self.node.since(shard).filter(|_| self.is_recovered).unwrap_or_default()
     }
 
     /// An alarm was committed. The time of day may have jumped since the keeper went to sleep. After a jump forward the
@@ -146,7 +150,7 @@ impl Alarms {
         let mut told = self.told.lock();
         for (shard, (position, taken)) in (0..).zip(shards.iter_mut().zip(&mut told.taken)) {
             if let Some(from) = taken.take() {
-                *position = KeeperProgress { rung: due_key(shard, from), next: Some(from) };
+                *position = KeeperProgress::since(shard, from);
             }
         }
         for (shard, (position, earliest)) in (0..).zip(shards.iter_mut().zip(&mut told.earliest)) {
@@ -188,6 +192,12 @@ struct KeeperProgress {
     next: Option<Timestamp>,
 }
 
+impl KeeperProgress {
+    fn since(shard: u16, from: Timestamp) -> KeeperProgress {
+        KeeperProgress { rung: due_key(shard, from), next: Some(from) }
+    }
+}
+
 /// A kind of alarm, and how alarms of this kind are rung.
 pub(crate) trait Keeper: Send + Sync + 'static {
     /// The keeper runs for as long as this value lives.
@@ -203,10 +213,12 @@ pub(crate) trait Keeper: Send + Sync + 'static {
     fn ring(engine: &Arc<Self::Engine>, due: Vec<Due>, damaged: Vec<Key>) -> impl Future<Output = bool> + Send;
 }
 
-/// Rings alarms that are due at `from` or later, for as long as the engine lives.
-pub(crate) async fn keep<K: Keeper>(engine: Weak<K::Engine>, from: Timestamp) {
-    let begin = |shard| KeeperProgress { rung: due_key(shard, from), next: Some(from) };
+/// Rings due alarms for as long as the engine lives.
+pub(crate) async fn keep<K: Keeper>(engine: Weak<K::Engine>) {
+    let Some(alarms) = engine.upgrade().map(|engine| K::alarms(&engine).clone()) else { return };
+    let begin = |shard| KeeperProgress::since(shard, alarms.from(shard));
     let mut shards: Vec<KeeperProgress> = (0..COUNT).map(begin).collect();
+    drop(alarms);
     loop {
         let Some(inner) = engine.upgrade() else { return };
         let alarms = K::alarms(&inner).clone();

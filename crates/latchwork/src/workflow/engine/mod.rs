@@ -29,7 +29,7 @@ use crate::lock::service::Service;
 use crate::node::alarm::{self, Alarms};
 use crate::node::{Node, NodeEvents, NodeOptions};
 use crate::state::States;
-use crate::store::{Item, Key, Rev, Space, SpaceSpec, Store, StoreError, Timestamp};
+use crate::store::{Item, Key, Rev, Space, SpaceSpec, Store, StoreError};
 use crate::workflow::admission::stored::{ADMISSION, GATES, Gates};
 use crate::workflow::admission::{self, Admissions};
 use crate::workflow::definition::{Definition, Definitions, Workflow};
@@ -115,8 +115,6 @@ pub(crate) struct EngineInner {
     pub(crate) rehearsal: Rehearsal,
     /// True if no execution is loaded.
     pub(crate) idle: bool,
-    /// When it started.
-    pub(crate) since: Timestamp,
     pub(crate) node: Arc<Node>,
     /// Executions in memory.
     pub(crate) residents: Mutex<HashMap<ExecutionId, Resident>>,
@@ -377,7 +375,6 @@ impl EngineBuilder {
         let (suspects, suspected) = mpsc::unbounded_channel();
         let (news, told) = mpsc::unbounded_channel();
         let inner = Arc::new(EngineInner {
-            since: store.env().now(),
             node,
             store,
             owns_store,
@@ -443,9 +440,9 @@ impl EngineInner {
             node.chore(recover::recover(weak(), node.owned(), Some(running)));
         }
         node.chore(recover::doubt(weak()));
-        node.chore(alarm::keep::<recover::Wake>(weak(), self.since));
-        node.chore(alarm::keep::<remove::RemoveDue>(weak(), Timestamp(0)));
-        node.chore(alarm::keep::<FireSchedules>(weak(), Timestamp(0)));
+        node.chore(alarm::keep::<recover::Wake>(weak()));
+        node.chore(alarm::keep::<remove::RemoveDue>(weak()));
+        node.chore(alarm::keep::<FireSchedules>(weak()));
         node.chore(StopWithRuntime(weak()).wait());
         node.chore(let_go(weak()));
         self.locks.begin_chores();

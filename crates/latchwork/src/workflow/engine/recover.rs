@@ -297,7 +297,7 @@ impl EngineInner {
         let (timers, running) = (&self.spaces.timers, &self.spaces.lists.running);
         match overdue {
             true => {
-                let since = self.node.since(shard).unwrap_or(self.since);
+                let since = self.node.since(shard).unwrap_or_default();
                 (timers.clone(), timers.range(shard_key(shard).to_vec()..due_key(shard, since)))
             }
             false => (running.clone(), running.prefix(shard_key(shard))),

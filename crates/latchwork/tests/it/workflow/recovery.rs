@@ -4,8 +4,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use latchwork::store::{Env, Limits, Store};
-use latchwork::workflow::{Attempt, Ctx, Engine, ExecutionState, Failure, Queue, Retry, workflow};
+use latchwork::store::{Clock, Env, Limits, Random, Sleep, Store, Timestamp, VirtualClock};
+use latchwork::workflow::{
+    Attempt, Ctx, Engine, ExecutionFilter, ExecutionState, Failure, Queue, Retry, Status, workflow,
+};
 
 async fn settle() {
     for _ in 0..200 {
@@ -306,4 +308,66 @@ async fn a_damaged_execution_is_set_aside_and_does_not_stop_the_others() {
     assert_eq!(engine.start(&known, 7).await.unwrap().result().await.unwrap(), 7);
     let parked = engine.parked().await.unwrap();
     assert_eq!(parked, [("bad".into(), "execution \"bad\" is damaged: it cannot be read".to_string())]);
+}
+
+/// A clock whose time of day moves whenever it is read: each moment of a start is at a time of its own.
+struct ReadingTakesTime(Arc<VirtualClock>, AtomicU32);
+
+/// How far the time of day moves at each reading.
+const TICK: Duration = Duration::from_millis(10);
+
+impl Clock for ReadingTakesTime {
+    fn now(&self) -> Timestamp {
+        self.0.now().plus(TICK * self.1.fetch_add(1, Ordering::SeqCst))
+    }
+
+    fn monotonic(&self) -> Duration {
+        self.0.monotonic()
+    }
+
+    fn sleep(&self, duration: Duration) -> Sleep {
+        self.0.sleep(duration)
+    }
+}
+
+/// A new engine takes the shards, reads what was left, and starts to ring timers. A timer that becomes due between two of
+/// these moments must ring, too.
+#[tokio::test]
+async fn a_timer_rings_whenever_it_becomes_due_during_the_start_of_an_engine() {
+    struct Bytes(std::sync::Mutex<fastrand::Rng>);
+    impl Random for Bytes {
+        fn fill(&self, bytes: &mut [u8]) {
+            self.0.lock().unwrap().fill(bytes);
+        }
+    }
+    let (_, clock) = Env::seeded(1);
+    let reading = Arc::new(ReadingTakesTime(clock.clone(), AtomicU32::new(0)));
+    let env = Env::new(reading.clone(), Arc::new(Bytes(fastrand::Rng::with_seed(1).into())));
+    let store = Store::memory_with(env, Limits::default()).await.unwrap();
+    let nap = workflow("nap").run(async |ctx: Ctx, until: u64| {
+        ctx.sleep_until(Timestamp(until)).await?;
+        Ok(until)
+    });
+    let engine = Engine::on(&store).register(&nap).start().await.unwrap();
+    let begin = clock.now().plus(Duration::from_secs(3600));
+    let naps: Vec<u64> = (0..1000).map(|n| begin.plus(TICK * n / 2).0).collect();
+    for nap_until in &naps {
+        engine.start(&nap, *nap_until).id(nap_until.to_string()).await.unwrap();
+    }
+    while engine.residents() > 0 {
+        settle().await;
+        clock.advance(Duration::from_millis(1100));
+    }
+    engine.stop();
+    settle().await;
+    // The time of day is a second into the naps when the next engine starts.
+    clock.jump_to(begin.plus(Duration::from_secs(1)));
+    reading.1.store(0, Ordering::SeqCst);
+    let engine = Engine::on(&store).register(&nap).start().await.unwrap();
+    for _ in 0..100 {
+        settle().await;
+        clock.advance(Duration::from_millis(500));
+    }
+    let sleeping = engine.list(ExecutionFilter::new().is(Status::Asleep)).await.unwrap();
+    assert_eq!(sleeping.items.iter().map(|it| it.id.to_string()).collect::<Vec<_>>(), Vec::<String>::new());
 }
