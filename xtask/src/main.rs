@@ -316,13 +316,14 @@ const STORE: &str = "latchwork-store";
 const LIBRARY: &str = "latchwork-tests";
 
 /// The tests that take a seed, and print what happens.
-const SIMULATIONS: [&str; 6] = [
+const SIMULATIONS: [&str; 7] = [
     "workflow::simulation::engines_keep_their_promises",
     "workflow::talk::conversations_hold_under_any_faults",
     "lock::simulation::locks_keep_their_promises_under_any_faults",
     "claim::simulation::claims_keep_their_promises_under_any_faults",
     "workflow::admission::simulation::limits_keep_their_promises_under_any_faults",
     "workflow::schedules::simulation::schedules_keep_their_promises_under_any_faults",
+    "node::simulation::nodes_lose_and_double_nothing_whatever_happens_to_them",
 ];
 
 /// Runs tests of packages with a larger number in the environment.
