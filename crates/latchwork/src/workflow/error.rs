@@ -102,7 +102,7 @@ pub enum WorkflowError {
     /// The workflow is registered on other nodes only, and it has rules that only they can decide: for its starts, such
     /// as a limit, or for an update.
     #[error(
-        "workflow {name:?} is registered on other nodes only, and it has rules for this; do it there, or register it here"
+        "workflow {name:?} is registered on other nodes only, and has rules for this; do it there, or register it here"
     )]
     RulesElsewhere { name: String },
     /// Two definitions of a workflow run executions of the same version.
