@@ -55,6 +55,18 @@ async fn the_process_that_is_killed() {
     let Ok(directory) = std::env::var(DIRECTORY) else { return };
     let engine = Engine::open(directory).register(&visit()).start().await.unwrap();
     println!("open");
+    let visits = engine.states().global().slot::<u64>("visits");
+    let env = engine.store().env().clone();
+    tokio::spawn(async move {
+        let mut told = None;
+        loop {
+            let served = visits.get().await.unwrap().unwrap_or(0);
+            if told.replace(served) != Some(served) {
+                println!("served {served}");
+            }
+            env.sleep(Duration::from_millis(1)).await;
+        }
+    });
     let mut starts = tokio::task::JoinSet::new();
     for n in 0..STARTS {
         let engine = engine.clone();
@@ -67,8 +79,16 @@ async fn the_process_that_is_killed() {
     std::future::pending::<()>().await;
 }
 
-/// Runs the process, and kills it some time after it has opened the store.
-fn kill(directory: &std::path::Path, after: Duration) {
+/// When a process is killed.
+enum KillAfter {
+    /// Some time after it has opened the store: while the queue fills, or right after a recovery.
+    Opening(Duration),
+    /// When it has served this many: while the queue drains.
+    Served(u64),
+}
+
+/// Runs the process and kills it. Returns how many were served when it was killed, as far as it has told.
+fn kill(directory: &std::path::Path, after: KillAfter) -> u64 {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "workflow::admission::kill::the_process_that_is_killed", "--nocapture"])
         .env(DIRECTORY, directory)
@@ -76,12 +96,23 @@ fn kill(directory: &std::path::Path, after: Duration) {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    assert!(lines.any(|line| line.is_ok_and(|line| line.ends_with("open"))), "the process opens the store");
-    let (_sender, never) = std::sync::mpsc::channel::<()>();
-    let _ = never.recv_timeout(after);
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line.ends_with("open")), "the process opens the store");
+    let mut served = lines.filter_map(|line| line.strip_prefix("served ")?.parse::<u64>().ok());
+    let told = match after {
+        KillAfter::Opening(time) => {
+            let (_sender, never) = std::sync::mpsc::channel::<()>();
+            let _ = never.recv_timeout(time);
+            0
+        }
+        KillAfter::Served(count) => {
+            let before = served.next().expect("the process tells how many are served");
+            served.find(|now| *now >= before + count).expect("the process serves on")
+        }
+    };
     child.kill().unwrap();
     child.wait().unwrap();
+    told
 }
 
 /// After this many kills the test uses a new store: a queue that is already empty proves nothing.
@@ -96,9 +127,16 @@ async fn killed_processes_exceed_no_limit_and_leak_no_permit() {
         left -= kills;
         let home = tempfile::tempdir().unwrap();
         let directory = home.path().join("data");
-        for _ in 0..kills {
-            kill(&directory, Duration::from_millis(random.u64(1..=60)));
+        let mut drained = 0;
+        for kill_number in 0..kills {
+            let after = match kill_number % 2 {
+                0 => KillAfter::Opening(Duration::from_millis(random.u64(1..=60))),
+                _ => KillAfter::Served(random.u64(1..=STARTS as u64 / KILLS_OF_A_QUEUE)),
+            };
+            let served = kill(&directory, after);
+            drained += u64::from((1..STARTS as u64).contains(&served));
         }
+        assert_eq!(drained, kills / 2, "these kills hit a queue that was being served");
         judge(&directory).await;
     }
 }
