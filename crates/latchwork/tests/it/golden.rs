@@ -6,6 +6,7 @@
 //! writes the last of them again. To keep the existing ones, raise `LAST` first, and write a file that says what the
 //! new directory holds, as `limits` does for 2: the code of each directory must be able to continue it.
 
+mod flows;
 mod limits;
 mod pack;
 mod play;
@@ -16,7 +17,7 @@ use std::time::Duration;
 use latchwork::store::{Env, FileOptions, Limits, Store, VirtualClock};
 
 /// The number of the newest directory.
-const LAST: u32 = 2;
+const LAST: u32 = 3;
 
 /// A directory opens with any options that fit its segments. These options keep it small.
 async fn open(directory: &Path, env: Env) -> Store {
@@ -60,6 +61,7 @@ async fn every_directory_that_was_ever_written_opens_and_its_executions_continue
         let store = open(directory.path(), env).await;
         match LAST {
             1 => play::begin(&store, &clock).await,
+            3 => flows::begin(&store, &clock).await,
             _ => limits::begin(&store, &clock).await,
         }
         store.close().await.unwrap();
@@ -77,6 +79,10 @@ async fn every_directory_that_was_ever_written_opens_and_its_executions_continue
             1 => {
                 play::look(&store).await;
                 play::go_on(&store, &clock).await;
+            }
+            3 => {
+                flows::look(&store).await;
+                flows::go_on(&store, &clock).await;
             }
             _ => {
                 limits::look(&store).await;
