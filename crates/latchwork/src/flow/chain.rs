@@ -66,6 +66,20 @@ pub(crate) fn take<V: 'static>(frame: &Frame, value: AnyValue) -> Result<V, Fail
     value.downcast::<V>().map(|value| *value).map_err(|_| other())
 }
 
+/// A stage that the chain goes back from.
+struct GoingBack<'a> {
+    index: usize,
+    from: &'a Stage,
+    target: usize,
+    read: ReadBack,
+}
+
+/// How often the chain has gone back over a stage.
+fn nth(backs: &[GoingBack<'_>], rounds: &[u32], at: usize) -> u32 {
+    let covers = |back: &&GoingBack<'_>| (back.target..=back.index).contains(&at);
+    backs.iter().filter(covers).map(|back| rounds[back.index]).sum()
+}
+
 /// The label of what a stage that goes back has recorded.
 fn label(stage: &Stage) -> &Arc<str> {
     stage.names.first().expect("a stage that goes back has a label")
@@ -91,12 +105,14 @@ impl Chain {
         let mut restored = vec![false; self.stages.len()];
         // When the chain went back from each stage the last time: a number that rises.
         let mut turns = vec![0_u64; self.stages.len()];
+        let backs: Vec<GoingBack<'_>> = self.backs().collect();
         let mut at = 0;
         while let Some(stage) = self.stages.get(at) {
-            for (index, from) in self.stages.iter().enumerate() {
-                let Some((_, read)) = from.back.filter(|(target, _)| *target == at && !restored[index]) else {
+            for GoingBack { index, from, target, read } in &backs {
+                let index = *index;
+                if *target != at || restored[index] {
                     continue;
-                };
+                }
                 restored[index] = true;
                 // An earlier life has gone back to here: the chain continues with the value that it went back with.
                 let Some((count, turn, text)) = frame.chosen::<(u32, u64, String)>(label(from), 0).await else {
@@ -111,7 +127,7 @@ impl Chain {
                     };
                 }
             }
-            let turn = StageInput { frame: frame.clone(), value, nth: self.nth(&rounds, at) };
+            let turn = StageInput { frame: frame.clone(), value, nth: nth(&backs, &rounds, at) };
             match (stage.run)(turn).await? {
                 Flowing::Next(next) => (value, at) = (next, at + 1),
                 Flowing::Exit(output) => return Ok(output),
@@ -120,30 +136,32 @@ impl Chain {
                     frame.works.ended().await;
                     value = next;
                     turns[at] = 1 + turns.iter().max().copied().unwrap_or_default();
-                    at = self.go_back(frame, &mut rounds, (at, turns[at]), &text)?;
+                    at = self.go_back(frame, &backs, &mut rounds, (at, turns[at], &text))?;
                 }
             }
         }
         Ok(value)
     }
 
-    /// How often the chain has gone back over a stage.
-    fn nth(&self, rounds: &[u32], at: usize) -> u32 {
-        let covers = |(index, stage): &(usize, &Stage)| stage.back.is_some_and(|(to, _)| (to..=*index).contains(&at));
-        self.stages.iter().enumerate().filter(covers).map(|(index, _)| rounds[index]).sum()
+    /// The stages that go back. Most chains have none, and a chain may have thousands of stages.
+    fn backs(&self) -> impl Iterator<Item = GoingBack<'_>> {
+        self.stages.iter().enumerate().filter_map(|(index, from)| {
+            let (target, read) = from.back?;
+            Some(GoingBack { index, from, target, read })
+        })
     }
 
     /// Records that the chain goes back, and removes what this round has recorded. Returns the next stage.
     fn go_back(
         &self,
         frame: &Frame,
+        backs: &[GoingBack<'_>],
         rounds: &mut [u32],
-        (at, turn): (usize, u64),
-        text: &str,
+        (at, turn, text): (usize, u64, &str),
     ) -> Result<usize, Failure> {
         let Some((target, _)) = self.stages[at].back else { return Ok(at + 1) };
         let names = |index: usize| {
-            let nth = self.nth(rounds, index);
+            let nth = nth(backs, rounds, index);
             self.stages[index].names.iter().map(move |name| frame.path.named(name, nth))
         };
         let own = frame.path.named(label(&self.stages[at]), 0);

@@ -14,8 +14,10 @@ use crate::flow::error::{BlockError, FlowError, failed};
 use crate::flow::frame::Frame;
 use crate::flow::request::{Asker, shown};
 use crate::flow::state::{CellAnswer, StateCell};
+use crate::flow::stream::FlowEvent;
 use crate::json::{self, Path as JsonPath};
 use crate::state::{Changed, Container, StateError, StateOp, States};
+use crate::workflow::run::largest;
 use crate::workflow::{Ctx, Failure};
 
 /// The context of a handler's body. It derefs to the context of a workflow: `ctx.run`, `ctx.sleep`, `ctx.mutex` and all
@@ -156,10 +158,12 @@ impl<P> BlockCtx<P> {
         &self.frame.request.asker
     }
 
-    fn stored(&self, container: impl FnOnce(&States) -> Container) -> Container {
+    fn stored(&self, scope: &'static str, of: &str, container: impl FnOnce(&States, &str) -> Container) -> Container {
         let timeout = self.frame.request.settings.mutation_timeout;
-        let container = container(&self.engine().states).mutation_timeout(timeout);
-        self.ctx.entrust(container)
+        let container = container(&self.engine().states, of).mutation_timeout(timeout);
+        let (of, limit) = (of.to_string(), largest(self.engine()));
+        let tells = move |change, rev| FlowEvent::stored_change((scope, of.as_str()), change, rev, limit);
+        self.ctx.entrust(container, Arc::new(tells))
     }
 
     /// The stored state of this request. A change of it and the record of that change are one commit.
@@ -175,7 +179,7 @@ impl<P> BlockCtx<P> {
     /// });
     /// ```
     pub fn request(&self) -> Container {
-        self.stored(|states| states.request(self.id()))
+        self.stored("request", self.id(), States::request)
     }
 
     /// The stored state of the request's session, which later requests share.
@@ -192,7 +196,7 @@ impl<P> BlockCtx<P> {
     /// ```
     pub fn session(&self) -> Result<Container, FlowError> {
         let session = self.asker().session.as_deref().ok_or(FlowError::NoScope { scope: "session" })?;
-        Ok(self.stored(|states| states.session(session)))
+        Ok(self.stored("session", session, States::session))
     }
 
     /// The stored state of the request's user.
@@ -209,7 +213,7 @@ impl<P> BlockCtx<P> {
     /// ```
     pub fn user(&self) -> Result<Container, FlowError> {
         let user = self.asker().user.as_deref().ok_or(FlowError::NoScope { scope: "user" })?;
-        Ok(self.stored(|states| states.user(user)))
+        Ok(self.stored("user", user, States::user))
     }
 
     /// The stored state of the request's organisation.
@@ -226,7 +230,7 @@ impl<P> BlockCtx<P> {
     /// ```
     pub fn org(&self) -> Result<Container, FlowError> {
         let org = self.asker().org.as_deref().ok_or(FlowError::NoScope { scope: "organisation" })?;
-        Ok(self.stored(|states| states.org(org)))
+        Ok(self.stored("org", org, States::org))
     }
 
     /// An effect that must not be repeated when the body runs again. It is a step of this run of the block, and is

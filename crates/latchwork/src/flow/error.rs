@@ -157,6 +157,9 @@ pub enum BoardError {
     /// The lease is over, and the claim was taken away.
     #[error("the claim of task {task:?} was lost: its lease was over")]
     ClaimLost { task: String },
+    /// The call was made outside of a tokio runtime.
+    #[error("a board works on a tokio runtime; call this from within one")]
+    NoRuntime,
     /// A stored task cannot be read.
     #[error("{place} cannot be read")]
     Corrupt { place: String },

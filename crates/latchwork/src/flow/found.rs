@@ -26,19 +26,29 @@ pub(crate) struct Found {
     pub(crate) litter: Vec<Key>,
 }
 
+/// Forgets the entries of a block and of what lies in it.
+pub(crate) fn forget_within(entries: &mut BTreeMap<Place, Entry>, block: &BranchPath) {
+    let within = entries.range(block.at(0)..).map(|(place, _)| place);
+    let within: Vec<Place> = within.take_while(|place| place.branch.is_within(block)).cloned().collect();
+    within.iter().for_each(|place| drop(entries.remove(place)));
+}
+
 /// Reads what an earlier life has left. The entries of blocks are known to the run from now on.
 pub(crate) async fn load(run: &Arc<Run>) -> Result<Found, WorkflowError> {
     let (engine, kept, mut found) = (&run.engine, run.kept(), Found::default());
     let view = engine.store.view().await?;
+    let mut entries = Vec::new();
     let mut rest = engine.spaces.journal.prefix(run_key(&run.id, run.number().1));
     while let Some(page) = next_page(&view, &mut rest, PAGE).await? {
         for (key, item) in page {
             let (place, entry, _) = read_entry(&run.id, &key, &item.value)?;
             if place.branch.is_named() {
-                found.entries.insert(place, entry);
+                entries.push((place, entry));
             }
         }
     }
+    // They are almost in order, so this is much faster than to insert each.
+    found.entries = entries.into_iter().collect();
     let mut rest = kept.checkpoints();
     while let Some(page) = next_page(&view, &mut rest, PAGE).await? {
         for (key, item) in page {
@@ -56,10 +66,10 @@ pub(crate) async fn load(run: &Arc<Run>) -> Result<Found, WorkflowError> {
     let key = |place: &Place| engine.spaces.journal.key(journal_key(&run.id, run.number().1, place));
     found.litter.extend(over.iter().map(key));
     found.litter.extend(past.iter().map(|path| kept.checkpoint(path)));
-    found.entries.retain(|place, _| !over.contains(place));
-    found.checkpoints.retain(|path, _| !past.contains(path));
+    over.iter().for_each(|place| drop(found.entries.remove(place)));
+    past.iter().for_each(|path| drop(found.checkpoints.remove(path)));
     run.with(|state| {
-        found.entries.keys().for_each(|place| state.found(place));
+        state.found(found.entries.keys());
         state.beside.continue_at(next);
     });
     Ok(found)
@@ -72,7 +82,13 @@ fn left_behind(
     checkpoints: &BTreeMap<BranchPath, Checkpoint>,
 ) -> (BTreeSet<Place>, BTreeSet<BranchPath>) {
     let (mut over, mut past) = (BTreeSet::new(), BTreeSet::new());
-    for (trace, entry) in entries.iter().filter(|(place, _)| place.number == TRACE) {
+    let (mut rest, mut last) = (entries.iter().peekable(), None);
+    while let Some((trace, entry)) = rest.next() {
+        // In the order of places, what lies in a block is around its trace.
+        let beside = [last.replace(trace), rest.peek().map(|(place, _)| *place)];
+        if trace.number != TRACE {
+            continue;
+        }
         let block = &trace.branch;
         let round = match (&entry.state, &entry.progress) {
             (EntryState::Done(_) | EntryState::Gave(_), _) => u32::MAX,
@@ -82,9 +98,11 @@ fn left_behind(
             _ => continue,
         };
         let is_past = |path: &BranchPath| path.nth_after(block).is_none_or(|nth| nth < round);
-        let within = entries.range(block.at(0)..).map(|(place, _)| place);
-        let within = within.take_while(|place| place.branch.is_within(block));
-        over.extend(within.filter(|place| *place != trace && is_past(&place.branch)).cloned());
+        if beside.into_iter().flatten().any(|place| place.branch.is_within(block)) {
+            let within = entries.range(block.at(0)..).map(|(place, _)| place);
+            let within = within.take_while(|place| place.branch.is_within(block));
+            over.extend(within.filter(|place| *place != trace && is_past(&place.branch)).cloned());
+        }
         if entry.kind == Kind::Loop {
             let within = checkpoints.range(block.clone()..).map(|(path, _)| path);
             let within = within.take_while(|path| path.is_within(block)).filter(|path| *path != block);

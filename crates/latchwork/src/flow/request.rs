@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::flow::checkpoint::Checkpoint;
-use crate::flow::found::{Found, load};
+use crate::flow::found::{Found, forget_within, load};
 use crate::flow::schema::Shape;
 use crate::flow::state::StateCell;
 use crate::flow::stream::{FlowEvent, StepState};
@@ -233,7 +233,7 @@ impl FlowRequest {
             // The round of a loop leaves nothing behind but the loop's own entry.
             part = self.forget(block, part);
         }
-        self.entries.lock().retain(|place, _| !place.branch.is_within(block));
+        forget_within(&mut self.entries.lock(), block);
         run.put_with(&at.trace(), entry, (!part.writes().is_empty()).then(|| part.into()));
         for (path, value) in changed {
             let is_gone = block != at && path.is_within(block);
@@ -293,7 +293,7 @@ impl FlowRequest {
         for block in round {
             part = self.remove(block, part);
             part = self.forget(block, part);
-            self.entries.lock().retain(|place, _| !place.branch.is_within(block));
+            forget_within(&mut self.entries.lock(), block);
         }
         run.put_with(&at.trace(), entry, (!part.writes().is_empty()).then(|| part.into()));
     }

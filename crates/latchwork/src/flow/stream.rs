@@ -12,7 +12,8 @@ use crate::flow::request::shown;
 use crate::flow::state::ToldChange;
 use crate::json::json_record;
 use crate::record::Record;
-use crate::store::{Order, Timestamp};
+use crate::state::Event;
+use crate::store::{Bytes, Order, Rev, Timestamp};
 use crate::workflow::ctx::step::read_failure;
 use crate::workflow::engine::{EngineInner, News};
 use crate::workflow::journal::place::BranchPath;
@@ -58,19 +59,23 @@ pub enum FlowEvent {
         /// The failure in words.
         message: String,
     },
-    /// A block that has ended has changed a state.
+    /// A block that has ended has changed a state, or a block has changed a stored state.
     StateChange {
-        /// The path of the block that the state belongs to.
+        /// The path of the block that the state belongs to. For a stored state `session`, `user`, `org` or `request`.
         scope: String,
+        /// For a stored state the id of its session, user, organisation or request.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        of: Option<String>,
         /// The name of the operation; `several` if the event tells of many changes.
         operation: String,
         /// The path in the state; empty for the whole state.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         path: String,
-        /// The argument, or the merge patch from the state before to the state after.
+        /// The argument, or the merge patch from the state before to the state after. Null for a change of a stored
+        /// state if an event cannot hold it.
         delta: Value,
         /// How often the state had been changed then. Changes of blocks that run side by side are told as each block
-        /// ends.
+        /// ends. For a stored state the rev after the commit, which changes of several callers may share.
         rev: u64,
     },
     /// The state of a sequencer that has ended.
@@ -153,7 +158,20 @@ impl FlowEvent {
 
     pub(crate) fn changed(owner: &BranchPath, told: ToldChange) -> FlowEvent {
         let ToldChange { operation, path, delta, rev, .. } = told;
-        FlowEvent::StateChange { scope: shown(owner), operation: operation.into(), path, delta, rev }
+        FlowEvent::StateChange { scope: shown(owner), of: None, operation: operation.into(), path, delta, rev }
+    }
+
+    /// A change of a stored state, as it is stored: in at most `limit` bytes.
+    pub(crate) fn stored_change((scope, of): (&str, &str), change: Event, rev: Rev, limit: usize) -> Bytes {
+        let Event { operation, path, delta, .. } = change;
+        let mut event =
+            FlowEvent::StateChange { scope: scope.into(), of: Some(of.into()), operation, path, delta, rev: rev.0 };
+        let encoded = event.encode();
+        match &mut event {
+            FlowEvent::StateChange { delta, .. } if encoded.len() > limit => *delta = Value::Null,
+            _ => return encoded,
+        }
+        event.encode()
     }
 }
 

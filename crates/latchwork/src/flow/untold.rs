@@ -98,6 +98,7 @@ mod tests {
         assert_eq!(events.len(), MOST_CHANGES + 2);
         let rest = |scope: &str, operation: &str, path: &str, delta: Value, rev: u64| FlowEvent::StateChange {
             scope: scope.into(),
+            of: None,
             operation: operation.into(),
             path: path.into(),
             delta,

@@ -146,7 +146,7 @@ impl StateBatch {
         let came_to = match job.apply(op, &self.name, self.written, &mut state) {
             Ok((value, changed)) => {
                 if changed {
-                    self.tell(op.event(job.operation));
+                    self.tell(&job, op.event(job.operation));
                 }
                 CameTo::Change { value, changed }
             }
@@ -230,12 +230,15 @@ impl StateBatch {
             Ok(true) => {}
             Err(error) => return CameTo::Failure(error),
         }
-        self.tell(job.event(before.as_ref(), after.as_ref()));
+        self.tell(job, job.event(before.as_ref(), after.as_ref()));
         self.keep(after, true);
         CameTo::Change { value, changed: true }
     }
 
-    fn tell(&mut self, event: Event) {
+    fn tell(&mut self, job: &StateJob, event: Event) {
+        if let Some(told) = &job.told {
+            *told.lock() = Some(event.clone());
+        }
         match self.events.last_mut() {
             Some(last) if last.is_like(&event) => last.times += 1,
             _ => self.events.push(event),

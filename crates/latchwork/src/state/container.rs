@@ -729,6 +729,7 @@ impl Container {
             held,
             progress,
             rider: None,
+            told: None,
         }
     }
 

@@ -59,7 +59,7 @@ pub use watch::{Change, StateWatch};
 pub(crate) use batch::{KnownState, StateBatch};
 pub(crate) use container::{ContainerPlace, Steward, to_json};
 pub(crate) use op::{StateOp, difference};
-pub(crate) use queue::{HeldContainers, Identity, Quiet, Settled, StateJob};
+pub(crate) use queue::{HeldContainers, Identity, Quiet, Settled, StateJob, ToldEvent};
 pub(crate) use slot::typed;
 pub(crate) use staged::StagedSlots;
 pub(crate) use watch::ContainerEvents;

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::oneshot;
 
@@ -17,7 +18,7 @@ use crate::lane::Rider;
 use crate::panic::message_of;
 use crate::state::batch::KnownState;
 use crate::state::definition::ContainerDefinition;
-use crate::state::op::StateOp;
+use crate::state::op::{Event, StateOp};
 use crate::state::{MutationError, Result, StateError, TimeoutOutcome};
 use crate::store::{Check, Env, Key, Rev, Store};
 
@@ -62,7 +63,12 @@ pub(crate) struct StateJob {
     pub(crate) held: HeldContainers,
     pub(crate) progress: Arc<Progress>,
     pub(crate) rider: Option<StateRider>,
+    /// Where the event of the change is put when the job has run.
+    pub(crate) told: Option<ToldEvent>,
 }
+
+/// The event of a change, for what rides with the job.
+pub(crate) type ToldEvent = Arc<Mutex<Option<Event>>>;
 
 /// A caller's condition on a container before it is changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

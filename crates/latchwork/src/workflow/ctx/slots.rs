@@ -8,10 +8,10 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::state::{
-    Changed, Container, ContainerPlace, HeldContainers, KnownState, Settled, Slot, Slots, StateBatch, StateError,
-    StateJob, Steward, name_within,
+    Changed, Container, ContainerPlace, Event, HeldContainers, KnownState, Settled, Slot, Slots, StateBatch,
+    StateError, StateJob, Steward, ToldEvent, name_within,
 };
-use crate::store::Rev;
+use crate::store::{Bytes, Rev};
 use crate::workflow::ctx::Ctx;
 use crate::workflow::ctx::step::read_failure;
 use crate::workflow::journal::place::Place;
@@ -30,7 +30,7 @@ pub struct CtxState {
 impl CtxState {
     pub(crate) fn new(ctx: Ctx) -> CtxState {
         let run = ctx.run.clone();
-        CtxState { run, steward: Arc::new(SlotJournal { ctx }) }
+        CtxState { run, steward: Arc::new(SlotJournal { ctx, tells: None }) }
     }
 
     pub(crate) fn with(run: Arc<Run>, steward: Arc<dyn Steward>) -> CtxState {
@@ -96,7 +96,11 @@ shown!(CtxState, it => id: it.run.id);
 /// Records every read and change of a slot in the execution's journal.
 struct SlotJournal {
     ctx: Ctx,
+    tells: Option<TellsChange>,
 }
+
+/// Makes an event of the execution's stream of a change, which is at this rev then.
+pub(crate) type TellsChange = Arc<dyn Fn(Event, Rev) -> Bytes + Send + Sync>;
 
 /// The recorded answer of a change.
 type RecordedAnswer = (Value, u64, bool);
@@ -136,7 +140,9 @@ impl Steward for SlotJournal {
                         return Ok(());
                     }
                     seat.doing.carry().await;
-                    seat.note = Some(SlotRecording { place: operation.place, entry: operation.entry });
+                    let tells = self.tells.clone().map(|tells| (tells, ToldEvent::default()));
+                    job.told = tells.as_ref().map(|(_, told)| told.clone());
+                    seat.note = Some(SlotRecording { place: operation.place, entry: operation.entry, tells });
                     job.rider = Some(Box::new(seat));
                     return place.shelf.submit(&place.key, job);
                 }
@@ -208,9 +214,17 @@ struct SlotRecording {
     /// The operation's place in the journal.
     place: Place,
     entry: Entry,
+    /// What the stream tells of the change.
+    tells: Option<(TellsChange, ToldEvent)>,
 }
 
 impl SlotRecording {
+    fn done(&self, run: &Run, changed: &Changed) {
+        let recorded: RecordedAnswer = (changed.value.clone(), changed.rev.0, changed.changed);
+        let text = serde_json::to_string(&recorded).expect("a value can be written as JSON");
+        self.record(run, EntryState::Done(text));
+    }
+
     fn record(&self, run: &Run, state: EntryState) {
         run.put_for_carrier(&self.place, Entry { state, ..self.entry.clone() }, None);
     }
@@ -218,22 +232,26 @@ impl SlotRecording {
 
 impl Note<Changed, (KnownState, Option<Changed>)> for SlotRecording {
     fn answered(&mut self, run: &Run, changed: &Changed) {
-        let recorded: RecordedAnswer = (changed.value.clone(), changed.rev.0, changed.changed);
-        let text = serde_json::to_string(&recorded).expect("a value can be written as JSON");
-        self.record(run, EntryState::Done(text));
+        self.done(run, changed);
+        if let Some((tells, told)) = &self.tells
+            && let Some(event) = told.lock().clone()
+        {
+            run.with(|state| state.beside.carry(tells(event, changed.rev)));
+        }
     }
 
     fn rests(&mut self, run: &Run, (seen, changed): (KnownState, Option<Changed>)) {
         match changed {
-            Some(changed) => self.answered(run, &changed),
+            // Nothing is written here: another caller has made the change, or it changes nothing.
+            Some(changed) => self.done(run, &changed),
             None => self.record(run, saw(&seen)),
         }
     }
 }
 
 impl Ctx {
-    /// A stored container whose changes from here are recorded, as those of slots are.
-    pub(crate) fn entrust(&self, container: Container) -> Container {
-        container.by(Arc::new(SlotJournal { ctx: self.clone() }))
+    /// A stored container whose changes from here are recorded, as those of slots are, and told on the stream.
+    pub(crate) fn entrust(&self, container: Container, tells: TellsChange) -> Container {
+        container.by(Arc::new(SlotJournal { ctx: self.clone(), tells: Some(tells) }))
     }
 }

@@ -16,6 +16,8 @@ pub(crate) struct Beside {
     waiting: BesideBatch,
     /// The records and events of the present poll.
     draft: BesideBatch,
+    /// The event of an operation whose own commit is about to be made.
+    carried: Option<Bytes>,
     /// The number of the next event.
     next: u64,
 }
@@ -33,6 +35,8 @@ pub(super) struct TakenBeside {
     batch: BesideBatch,
     /// The number of the first event.
     first: u64,
+    /// True if the last event is that of the operation whose commit this is.
+    is_carrier: bool,
 }
 
 impl Beside {
@@ -56,6 +60,12 @@ impl Beside {
         self.draft.events.push(event);
     }
 
+    /// Adds an event to the next commit, which is the own one of an operation. If that fails, the event is dropped: the
+    /// operation may come to something else when it is tried again.
+    pub(crate) fn carry(&mut self, event: Bytes) {
+        self.carried = Some(event);
+    }
+
     /// True if enough waits to make a commit now.
     pub(crate) fn is_full(&self) -> bool {
         let count = |batch: &BesideBatch| batch.records.len() + batch.events.len();
@@ -71,19 +81,27 @@ impl Beside {
 
     /// Drops what no commit has taken.
     pub(super) fn forget(&mut self) {
+        self.carried = None;
         self.waiting = BesideBatch::default();
     }
 
     pub(super) fn take(&mut self) -> TakenBeside {
-        let (batch, first) = (std::mem::take(&mut self.waiting), self.next);
+        let (mut batch, first) = (std::mem::take(&mut self.waiting), self.next);
+        let carried = self.carried.take();
+        let is_carrier = carried.is_some();
+        batch.events.extend(carried);
         self.next += batch.events.len() as u64;
-        TakenBeside { batch, first }
+        TakenBeside { batch, first, is_carrier }
     }
 
     /// The commit failed: the next one takes it. A newer version of a record stays. One commit is in flight at a time,
     /// so the numbers are free again.
     pub(super) fn put_back(&mut self, taken: TakenBeside) {
         let BesideBatch { records, mut events } = taken.batch;
+        if taken.is_carrier {
+            events.pop();
+            self.next = taken.first;
+        }
         for (key, value) in records {
             self.waiting.records.entry(key).or_insert(value);
         }
@@ -134,5 +152,28 @@ mod tests {
         assert_eq!((again.first, again.batch.events.len()), (7, 2));
         assert_eq!(again.batch.events[0], Bytes::from_static(b"a"), "the order stays");
         assert_eq!(beside.take().first, 9);
+    }
+
+    #[test]
+    fn the_event_of_an_operation_is_in_its_own_commit_only() {
+        let mut beside = Beside::default();
+        for (waits, expected) in [(true, 2), (false, 1)] {
+            if waits {
+                beside.append(Bytes::from_static(b"a"));
+                beside.release();
+            }
+            beside.carry(Bytes::from_static(b"b"));
+            let failed = beside.take();
+            assert_eq!((failed.first, failed.batch.events.len()), (0, expected));
+            beside.put_back(failed);
+            beside.carry(Bytes::from_static(b"c"));
+            let again = beside.take();
+            assert_eq!((again.first, again.batch.events.len()), (0, expected));
+            assert_eq!(again.batch.events.last().map(|event| &event[..]), Some(&b"c"[..]));
+            beside.put_back(again);
+            let rest = beside.take();
+            assert_eq!((rest.first, rest.batch.events.len()), (0, expected - 1), "the operation is not tried again");
+            beside.next = 0;
+        }
     }
 }

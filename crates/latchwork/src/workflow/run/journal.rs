@@ -100,9 +100,9 @@ impl Journal {
         Pending { place: place.clone(), entry, stamp: self.stamps, effect, is_dropped: false }
     }
 
-    /// An entry within a block that has not ended is stored.
-    pub(super) fn found(&mut self, place: &Place) {
-        self.within.insert(place.clone(), true);
+    /// Entries within blocks that have not ended are stored. The places are in order.
+    pub(super) fn found<'a>(&mut self, places: impl Iterator<Item = &'a Place>) {
+        self.within.append(&mut places.map(|place| (place.clone(), true)).collect());
     }
 
     /// A trace is not needed any more. Returns whether a commit has held it, and what it removes that no commit has

@@ -77,9 +77,9 @@ impl RunState {
         self.release_unless_polled();
     }
 
-    /// An entry within a block is stored.
-    pub(crate) fn found(&mut self, place: &Place) {
-        self.journal.found(place);
+    /// Entries within blocks are stored. The places are in order.
+    pub(crate) fn found<'a>(&mut self, places: impl Iterator<Item = &'a Place>) {
+        self.journal.found(places);
     }
 
     /// A trace is not needed any more. Returns whether it is stored, and what it still has to remove.

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use latchwork::flow::{Board, BoardError, BoardState, Dispatch, NewTask, TaskState};
-use latchwork::store::{Env, Limits, Store};
+use latchwork::flow::{Board, BoardError, BoardState, ClaimedTask, Dispatch, NewTask, TaskState};
+use latchwork::store::{Env, Limits, Store, VirtualClock};
 use parking_lot::Mutex;
 use serde_json::json;
 
@@ -162,4 +162,180 @@ async fn many_workers_do_each_of_ten_thousand_tasks_once() {
     assert_eq!(board.state().await.unwrap(), BoardState::AllCompleted);
     let done = done.lock();
     assert!(done.len() == 10_000 && done.values().all(|times| *times == 1));
+}
+
+/// A board whose next task is `c`: `a` and `b` are claimed, and all three have the lowest priority.
+async fn two_claimed(store: &Store) -> (Board, [ClaimedTask; 2]) {
+    let board = Board::open(store, "b").await.unwrap().dispatch(Dispatch::Priority);
+    let tasks = [NewTask::new("a", 1), NewTask::new("b", 2), NewTask::new("c", 3), NewTask::new("d", 4)];
+    board.add(tasks).await.unwrap();
+    board.add([NewTask::new("after-a", 5).after("a").priority(9)]).await.unwrap();
+    let first = board.claim("w", LEASE * 2).await.unwrap().unwrap();
+    let second = board.claim("w", LEASE).await.unwrap().unwrap();
+    assert_eq!((&*first.task.id, &*second.task.id), ("a", "b"));
+    (board, [first, second])
+}
+
+async fn next(board: &Board) -> Option<String> {
+    board.claim("w", LEASE).await.unwrap().map(|claimed| claimed.task.id)
+}
+
+/// What makes a task ready that comes before those that are left, and which task that is.
+const EARLIER: [(&str, &str); 4] =
+    [("added", "urgent"), ("completed", "after-a"), ("failed", "a"), ("lease over", "b")];
+
+async fn make_ready(how: &str, board: &Board, clock: &VirtualClock, [a, _]: [ClaimedTask; 2]) {
+    match how {
+        "added" => board.add([NewTask::new("urgent", 6).priority(9)]).await.unwrap(),
+        "completed" => board.complete(a, 1).await.unwrap(),
+        "failed" => board.fail(a, "broken").await.unwrap(),
+        _ => clock.advance(LEASE),
+    }
+}
+
+#[tokio::test]
+async fn a_task_that_becomes_ready_before_the_others_is_the_next_one() {
+    for (how, expected) in EARLIER {
+        let (env, clock) = Env::seeded(1);
+        let store = Store::memory_with(env, Limits::default()).await.unwrap();
+        let (board, claimed) = two_claimed(&store).await;
+        make_ready(how, &board, &clock, claimed).await;
+        for expected in [expected, "c", "d"] {
+            assert_eq!(next(&board).await.as_deref(), Some(expected), "{how}");
+        }
+        assert_eq!(next(&board).await, None, "{how}");
+    }
+}
+
+/// Another handle stands for another process: this one learns of its tasks after a while, or when it has no others.
+#[tokio::test]
+async fn a_task_that_another_handle_makes_ready_is_claimed_within_a_tenth_of_a_second_or_when_none_is_left() {
+    for (how, expected) in EARLIER {
+        for waits in [false, true] {
+            let (env, clock) = Env::seeded(1);
+            let store = Store::memory_with(env, Limits::default()).await.unwrap();
+            let other = Board::open(&store, "b").await.unwrap().dispatch(Dispatch::Priority);
+            let (board, claimed) = two_claimed(&store).await;
+            make_ready(how, &other, &clock, claimed).await;
+            let order = match waits || how == "lease over" {
+                true => [expected, "c", "d"],
+                false => ["c", "d", expected],
+            };
+            clock.advance(Duration::from_millis(if waits { 100 } else { 0 }));
+            for expected in order {
+                assert_eq!(next(&board).await.as_deref(), Some(expected), "{how}, {waits}");
+            }
+            assert_eq!(next(&board).await, None, "{how}, {waits}");
+        }
+    }
+}
+
+/// The leases of another handle end, too, before this one says that no task is ready.
+#[tokio::test]
+async fn a_lease_of_another_handle_is_taken_away_before_no_task_is_found() {
+    let (env, clock) = Env::seeded(1);
+    let store = Store::memory_with(env, Limits::default()).await.unwrap();
+    let board = Board::open(&store, "b").await.unwrap();
+    board.add([NewTask::new("a", 1), NewTask::new("b", 2)]).await.unwrap();
+    assert_eq!(next(&board).await.as_deref(), Some("a"));
+    let other = Board::open(&store, "b").await.unwrap();
+    other.claim("w", Duration::from_millis(5)).await.unwrap().unwrap();
+    assert_eq!(next(&board).await, None);
+    clock.advance(Duration::from_millis(10));
+    assert_eq!(next(&board).await.as_deref(), Some("b"));
+}
+
+/// A hundred tasks fail for good when their leases end, and the one behind them is given back.
+#[tokio::test]
+async fn more_leases_than_one_commit_takes_away_can_be_over() {
+    let (env, clock) = Env::seeded(1);
+    let store = Store::memory_with(env, Limits::default()).await.unwrap();
+    let board = Board::open(&store, "b").await.unwrap().attempts(2);
+    let task = |number: usize| NewTask::new(format!("t{number:03}"), number);
+    board.add((0..100).map(task)).await.unwrap();
+    for _ in 0..100 {
+        let claimed = board.claim("w", LEASE).await.unwrap().unwrap();
+        board.fail(claimed, "broken").await.unwrap();
+        clock.advance(Duration::from_millis(1));
+        if board.tasks().await.unwrap().items.iter().all(|task| task.attempts > 0) {
+            break;
+        }
+    }
+    assert_eq!(next(&board).await.as_deref(), Some("t050"));
+}
+
+/// Claims that wait at the same time share commits, and so do the ends of claims.
+#[tokio::test]
+async fn many_callers_share_a_commit() {
+    let store = Store::memory().await.unwrap();
+    let board = Board::open(&store, "b").await.unwrap();
+    board.add((0..32).map(|number| NewTask::new(format!("t{number:02}"), number))).await.unwrap();
+    let before = store.generation().await.unwrap().0;
+    let claims = (0..32).map(|worker| {
+        let board = board.clone();
+        tokio::spawn(async move { board.claim(&worker.to_string(), LEASE).await.unwrap().unwrap() })
+    });
+    let claimed: Vec<ClaimedTask> =
+        futures_util::future::join_all(claims).await.into_iter().map(|claimed| claimed.unwrap()).collect();
+    // In the order in which they asked.
+    for (number, claimed) in claimed.iter().enumerate() {
+        assert_eq!(claimed.task.id, format!("t{number:02}"));
+    }
+    let completions = claimed.into_iter().map(|claimed| {
+        let board = board.clone();
+        tokio::spawn(async move { board.complete(claimed, 1).await.unwrap() })
+    });
+    futures_util::future::join_all(completions).await;
+    assert_eq!(board.state().await.unwrap(), BoardState::AllCompleted);
+    assert!(store.generation().await.unwrap().0 - before <= 4);
+}
+
+/// A caller completes with what it knows of its claim. If the task was changed meanwhile, it is read again.
+#[tokio::test]
+async fn a_task_that_was_added_behind_a_claimed_one_is_ready_after_it() {
+    let store = Store::memory().await.unwrap();
+    let (board, other) = (Board::open(&store, "b").await.unwrap(), Board::open(&store, "b").await.unwrap());
+    board.add([NewTask::new("a", 1), NewTask::new("b", 2)]).await.unwrap();
+    let (a, b) = (board.claim("w", LEASE).await.unwrap().unwrap(), board.claim("w", LEASE).await.unwrap().unwrap());
+    other.add([NewTask::new("c", 3).after("a").after("b")]).await.unwrap();
+    let (first, second, again) = tokio::join!(board.complete(a.clone(), 1), board.complete(b, 1), board.complete(a, 2));
+    first.unwrap();
+    second.unwrap();
+    assert!(matches!(again, Err(BoardError::ClaimLost { .. })), "a claim is completed once");
+    assert_eq!(next(&board).await.as_deref(), Some("c"));
+    let tasks = board.tasks().await.unwrap().items;
+    assert_eq!(tasks[0].state, TaskState::Completed(json!(1)));
+}
+
+/// Two handles stand for two processes, which meet at the same tasks all the time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_handles_do_each_task_once() {
+    let store = Store::memory().await.unwrap();
+    let handles = [Board::open(&store, "b").await.unwrap(), Board::open(&store, "b").await.unwrap()];
+    let task = |number: u32| match number % 4 {
+        0 => NewTask::new(format!("t{number:05}"), number),
+        _ => NewTask::new(format!("t{number:05}"), number).after(format!("t{:05}", number - 1)),
+    };
+    handles[0].add((0..2_000).map(task)).await.unwrap();
+    let workers = (0..16).map(|worker| {
+        let board = handles[worker % 2].clone();
+        tokio::spawn(async move {
+            let mut done = Vec::new();
+            while board.state().await.unwrap() == BoardState::Open {
+                match board.claim(&worker.to_string(), LEASE).await.unwrap() {
+                    Some(claimed) => {
+                        done.push(claimed.task.id.clone());
+                        board.complete(claimed, 1).await.unwrap();
+                    }
+                    None => tokio::task::yield_now().await,
+                }
+            }
+            done
+        })
+    });
+    let done = futures_util::future::join_all(workers).await;
+    let mut done: Vec<String> = done.into_iter().flat_map(|done| done.unwrap()).collect();
+    done.sort();
+    assert_eq!(done, (0..2_000).map(|number| format!("t{number:05}")).collect::<Vec<_>>());
+    assert_eq!(handles[1].state().await.unwrap(), BoardState::AllCompleted);
 }

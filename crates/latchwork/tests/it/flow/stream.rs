@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use latchwork::flow::{FlowEvent, NumberedEvent, RequestHandle, StepState, flow, handler, sequencer};
+use latchwork::flow::{FlowEvent, NumberedEvent, RequestHandle, RequestInput, StepState, flow, handler, sequencer};
 use latchwork::store::Store;
+use latchwork::testing::Crashes;
 use latchwork::workflow::{Engine, ExecutionState};
 use serde_json::json;
 
@@ -195,4 +196,99 @@ async fn a_stream_is_kept_as_long_as_its_request() {
         assert_eq!((events.len(), events[0].number), (4, 0), "nothing is left of the old stream");
     })
     .await;
+}
+
+/// A block that changes stored states, waits out of memory, and changes them again.
+fn changes_stored_states() -> latchwork::flow::Flow {
+    let visits = handler("visits").run(async |ctx, value: i64| {
+        ctx.session()?.inc_state("visits", 1).await?;
+        ctx.session()?.inc_state("visits", 0).await?;
+        ctx.user()?.patch_state(json!({"name": "ada"})).await?;
+        ctx.sleep(Duration::from_secs(3600)).await?;
+        let twice = |state: Option<serde_json::Value>| async move {
+            let visits = state.unwrap_or_default()["visits"].as_u64().unwrap_or_default();
+            Ok::<_, std::convert::Infallible>(Some(json!({"visits": visits * 2})))
+        };
+        ctx.session()?.atomic_state(twice).await?;
+        ctx.request().set_state(json!({"seen": value})).await?;
+        Ok(value)
+    });
+    only(sequencer("chain").step(&visits).build().unwrap())
+}
+
+/// What the stream tells of stored states: scope, id, operation, path, delta and rev.
+fn stored_changes(events: &[NumberedEvent]) -> Vec<serde_json::Value> {
+    let changes = events.iter().filter_map(|event| match &event.event {
+        FlowEvent::StateChange { scope, of: Some(of), operation, path, delta, rev, .. } => {
+            Some(json!([scope, of, operation, path, delta, rev]))
+        }
+        _ => None,
+    });
+    changes.collect()
+}
+
+fn expected_stored_changes(request: &str) -> Vec<serde_json::Value> {
+    vec![
+        json!(["session", "s", "inc_state", "visits", 1, 1]),
+        json!(["user", "u", "patch_state", "", {"name": "ada"}, 1]),
+        json!(["session", "s", "atomic_state", "", {"visits": 2}, 2]),
+        json!(["request", request, "set_state", "", {"seen": 1}, 1]),
+    ]
+}
+
+/// A change and its event are one commit: wherever a crash comes, each change is told once, at its place.
+#[tokio::test]
+async fn a_change_of_a_stored_state_is_told_by_the_commit_that_makes_it() {
+    let make = || changes_stored_states().workflow::<i64, i64>("run").unwrap();
+    let mut input = RequestInput::new(1);
+    (input.asker.session, input.asker.user) = (Some("s".into()), Some("u".into()));
+    let count = Crashes::of(make, input)
+        .run(async |outcome| {
+            let crash = &outcome.crash;
+            assert_eq!(outcome.result.as_ref().unwrap(), &1, "{crash}");
+            let request = outcome.engine().flow(&changes_stored_states()).request("execution");
+            let events = all(&request).await;
+            assert!(events.iter().zip(0..).all(|(event, number)| event.number == number), "{crash}");
+            assert_eq!(stored_changes(&events), expected_stored_changes("execution"), "{crash}");
+            let visits = outcome.engine().states().session("s").get().await.unwrap();
+            assert_eq!(visits, Some(json!({"visits": 2})), "{crash}");
+        })
+        .await;
+    assert!(count > 8, "{count} crashes");
+}
+
+/// Other processes change the same state, so commits are refused and tried again: each change is told once, at the rev
+/// that it has landed at.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_that_is_tried_again_is_told_once() {
+    const REQUESTS: usize = 20;
+    let store = Store::memory().await.unwrap();
+    let visits = handler("visits").run(async |ctx, value: i64| {
+        for _ in 0..5 {
+            ctx.session()?.inc_state("visits", 1).await?;
+        }
+        Ok(value)
+    });
+    let flow = only(sequencer("chain").step(&visits).build().unwrap());
+    let engine = Engine::on(&store).flow(&flow).start().await.unwrap();
+    let other = latchwork::state::States::on(&store).await.unwrap();
+    let rival = tokio::spawn(async move {
+        for _ in 0..200 {
+            while other.session("s").inc_state("visits", 1).await.is_err() {}
+        }
+    });
+    let requests = (0..REQUESTS).map(async |number| {
+        let request = engine.flow(&flow).run("run", number as i64).session("s").await.unwrap();
+        request.result::<i64>().await.unwrap();
+        stored_changes(&all(&request).await)
+    });
+    let told: Vec<_> = futures_util::future::join_all(requests).await;
+    rival.await.unwrap();
+    for told in told {
+        let revs: Vec<u64> = told.iter().map(|change| change[5].as_u64().unwrap()).collect();
+        assert_eq!(revs.len(), 5);
+        assert!(revs.is_sorted_by(|a, b| a < b), "{revs:?}");
+    }
+    let visits = engine.states().session("s").get().await.unwrap();
+    assert_eq!(visits, Some(json!({"visits": 200 + REQUESTS * 5})));
 }
