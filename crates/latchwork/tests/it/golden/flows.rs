@@ -1,5 +1,6 @@
 //! What directory 3 holds: requests of a flow, one half-way and one that has ended, a task board with tasks in every
-//! state, entities with subtypes, and a gate with its marker. As in `play`, what a directory has recorded must not change.
+//! state, entities with subtypes, and a gate with its marker. As in `play`, what a directory has recorded must not
+//! change.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -36,8 +37,8 @@ async fn ran(ctx: &Ctx, name: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A tap, a loop whose body is a sequencer with a state of its own, items, a branch that asks a
-/// person, and what follows the answer. Each body adds one to a slot, so a body that runs again is seen.
+/// A tap, a loop, items in a sequencer with a state of its own, a question to a person, and what follows the answer.
+/// Each body adds one to a slot, so a body that runs again is seen.
 fn research() -> Flow {
     let plan = handler("plan").needs::<Research>().tap(async |ctx, topic: String| {
         ran(&ctx, "plan").await?;

@@ -330,8 +330,8 @@ impl Clock for ReadingTakesTime {
     }
 }
 
-/// A new engine takes the shards, reads what was left, and starts to ring timers. A timer that becomes due between two of
-/// these moments must ring, too.
+/// A new engine takes the shards, reads what was left, and starts to ring timers. A timer that becomes due between two
+/// of these moments must ring, too.
 #[tokio::test]
 async fn a_timer_rings_whenever_it_becomes_due_during_the_start_of_an_engine() {
     struct Bytes(std::sync::Mutex<fastrand::Rng>);
