@@ -370,7 +370,8 @@ impl EngineBuilder {
             Some(options) => Node::member(&store, options, definitions.versions()).await?,
             None => Node::owner(&store).await?,
         };
-        let locks = Service::on(&node).await?;
+        // Other nodes must not count on a node that does not come to work.
+        let locks = Service::on(&node).await.inspect_err(|_| node.abandon())?;
         let admissions = Admissions::new(&node);
         let (timers, removals) = (Alarms::recovered(&node, &spaces.timers), Alarms::new(&node, &spaces.removals));
         let scheduling = Scheduling::new(&node, schedules);
@@ -614,13 +615,8 @@ impl EngineInner {
     /// Stops the engine. If it shares the store, its work is given to the other nodes by a task that ends later. If the
     /// process ends first, they take over when the lease is over.
     fn stop_and_leave(&self) {
-        if self.node.is_shared() && !self.is_stopped() {
-            let node = self.node.clone();
-            self.node.runtime.spawn(async move {
-                if let Err(error) = node.leave().await {
-                    tracing::debug!(%error, "the node could not give its work to the others; its lease ends later");
-                }
-            });
+        if !self.is_stopped() {
+            self.node.abandon();
         }
         self.stop();
     }
