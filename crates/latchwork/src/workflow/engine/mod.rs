@@ -84,8 +84,8 @@ impl Drop for StopWithRuntime {
 /// An engine that is about to start.
 #[must_use = "an engine does nothing until it is started"]
 pub struct EngineBuilder {
-    source: StoreSource,
-    definitions: Vec<Arc<Definition>>,
+    pub(crate) source: StoreSource,
+    pub(crate) definitions: Vec<Arc<Definition>>,
     on_step: Option<OnStep>,
     most_crashes: u32,
     rehearsal: Rehearsal,
@@ -96,9 +96,23 @@ pub struct EngineBuilder {
 /// Called for every attempt at a step, before its body runs.
 pub(crate) type OnStep = Arc<dyn Fn(&ExecutionId, &str) + Send + Sync>;
 
-enum StoreSource {
+#[derive(Clone)]
+pub(crate) enum StoreSource {
     Directory(PathBuf),
     Store(Store),
+}
+
+impl StoreSource {
+    /// The store, for reading only. `None` if there is no data directory yet.
+    pub(crate) async fn to_read(&self) -> Result<Option<Store>> {
+        match self {
+            StoreSource::Store(store) => Ok(Some(store.clone())),
+            StoreSource::Directory(directory) => match Store::open_read_only(directory).await {
+                Err(StoreError::NotAStore { .. }) => Ok(None),
+                found => Ok(Some(found?)),
+            },
+        }
+    }
 }
 
 pub(crate) struct EngineInner {
@@ -108,7 +122,7 @@ pub(crate) struct EngineInner {
     pub(crate) spaces: EngineSpaces,
     pub(crate) states: States,
     pub(crate) entities: Entities,
-    definitions: Definitions,
+    pub(crate) definitions: Definitions,
     pub(crate) on_step: Option<OnStep>,
     /// How often in a row an execution may crash the process before it is parked.
     pub(crate) most_crashes: u32,
@@ -531,6 +545,13 @@ impl Engine {
     /// ```
     pub fn on(store: &Store) -> EngineBuilder {
         EngineBuilder::new(StoreSource::Store(store.clone()))
+    }
+
+    /// An engine that only replays journals, on a store that is used for nothing else.
+    pub(crate) async fn to_replay(store: &Store, definitions: Vec<Arc<Definition>>) -> Result<Engine> {
+        let mut builder = EngineBuilder { definitions, ..Engine::on(store) };
+        builder.rehearsal.is_replay = true;
+        builder.start().await
     }
 
     /// The store that the engine uses.

@@ -5,6 +5,7 @@
 #![allow(clippy::disallowed_methods)]
 
 mod calls;
+mod canary;
 mod membership;
 mod processes;
 mod simulation;
