@@ -10,6 +10,7 @@ mod membership;
 mod processes;
 mod simulation;
 mod versions;
+mod wire;
 mod wrong;
 
 use std::future::IntoFuture;
