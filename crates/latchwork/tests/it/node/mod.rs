@@ -6,7 +6,10 @@
 
 mod calls;
 mod canary;
+#[allow(dead_code)]
+mod held;
 mod membership;
+mod postgres;
 mod processes;
 mod simulation;
 mod versions;
