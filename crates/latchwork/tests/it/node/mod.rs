@@ -4,9 +4,9 @@
 // Leases and deaths take real time here; `simulation.rs` has virtual time.
 #![allow(clippy::disallowed_methods)]
 
+mod between;
 mod calls;
 mod canary;
-#[allow(dead_code)]
 mod held;
 mod membership;
 mod postgres;
@@ -49,6 +49,11 @@ struct Doomed {
 }
 
 impl Doomed {
+    /// Runs something on the runtime that dies with the node.
+    async fn run<T: Send + 'static>(&self, future: impl Future<Output = T> + Send + 'static) -> T {
+        self.runtime.spawn(future).await.unwrap()
+    }
+
     fn kill(self) {
         self.runtime.shutdown_background();
         std::mem::forget(self.engine);
