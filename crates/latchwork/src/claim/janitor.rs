@@ -270,7 +270,15 @@ impl ClaimsInner {
     /// Runs the action of a claim again, under a new token.
     async fn retry(self: &Arc<ClaimsInner>, entity: &EntityId, claim: &Claim, why: &EndReason) -> Result<()> {
         let name = claim.terms.action.as_deref().unwrap_or_default();
-        let Some(action) = self.actions.get(name).cloned() else {
+        let action = match self.actions.get(name).cloned() {
+            // Another node, of another version of the program, may have the action: it sweeps this claim as well.
+            None if self.ledger.engine.node.has_others() => {
+                tracing::warn!(%entity, action = name, "no action for an abandoned claim here; left to other nodes");
+                return Ok(());
+            }
+            action => action,
+        };
+        let Some(action) = action else {
             let reason = format!("{}, and this program has no action {name:?}", why.reason);
             return self.put_to_review(entity, claim, &EndReason { reason, ..why.clone() }).await;
         };

@@ -221,6 +221,8 @@ impl Frame {
         F: Future<Output = Result<T, Failure>>,
     {
         let (request, run) = (&self.request, self.request.run());
+        // A body may do more than its recorded operations: a replay does not run it again.
+        run.effect().await;
         if self.has_trace {
             request.flush().await;
         }

@@ -22,6 +22,7 @@ use crate::workflow::Failure;
 use crate::workflow::ctx::Ctx;
 use crate::workflow::ctx::step::read_failure;
 use crate::workflow::journal::place::{BranchPath, Place};
+use crate::workflow::journal::replay::shown_call;
 use crate::workflow::run::{MOST_BESIDE, OpInProgress, Run, largest};
 use crate::workflow::stored::keys::journal_key;
 use crate::workflow::stored::record::{Entry, EntryState, Kind, WaitsFor, failure_text};
@@ -148,7 +149,8 @@ impl FlowRequest {
         if entry.kind != kind || !is_named {
             let Entry { kind: other, name: its, .. } = &entry;
             let reason = format!("block {path} is {kind} {name:?} in the flow, and {other} {its:?} in its trace");
-            return self.run().park(reason).await;
+            let (journal, code) = (shown_call(*other, its), shown_call(kind, name));
+            return self.run().park_at(&path.trace(), journal, code, reason).await;
         }
         match entry.state {
             EntryState::Done(text) => FoundTrace::Done(text),

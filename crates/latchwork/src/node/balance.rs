@@ -218,6 +218,18 @@ impl Node {
         self.reread().await
     }
 
+    /// Leaves in a task of its own, as far as the process lives long enough.
+    pub(crate) fn abandon(self: &Arc<Node>) {
+        if self.is_shared() {
+            let node = self.clone();
+            self.runtime.spawn(async move {
+                if let Err(error) = node.leave().await {
+                    tracing::debug!(%error, "the node could not give its work to the others; its lease ends later");
+                }
+            });
+        }
+    }
+
     /// Gives everything away and leaves: the end of a node that other nodes need not wait for.
     pub(crate) async fn leave(&self) -> Result<(), NodeError> {
         let Some(membership) = self.shared() else { return Ok(()) };

@@ -155,6 +155,15 @@ impl Membership {
         members.known.values().any(|it| it.record.life != own)
     }
 
+    /// True if the shard belongs to another live node, which does not have this workflow.
+    #[cfg(feature = "postgres")]
+    pub(super) fn owner_lacks(&self, shard: u16, workflow: &str) -> bool {
+        let (own, members, owners) = (self.life(), self.members.lock(), self.owners.lock());
+        let owner = owners.get(usize::from(shard)).and_then(|shard| shard.owner).filter(|life| *life != own);
+        let member = owner.and_then(|life| members.known.get(&life));
+        member.is_some_and(|member| !member.record.workflows.contains_key(workflow))
+    }
+
     /// What another live node tells of a workflow: the node with the newest version.
     pub(super) fn known_elsewhere(&self, workflow: &str) -> Option<KnownWorkflow> {
         let (own, members) = (self.life(), self.members.lock());

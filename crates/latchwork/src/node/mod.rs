@@ -345,6 +345,20 @@ impl Node {
         self.membership.as_deref().is_some_and(|membership| membership.has_others())
     }
 
+    /// The shards of other live nodes that lack one of these workflows.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn shards_lacking<'a>(&self, workflows: impl Iterator<Item = &'a String>) -> Vec<u16> {
+        let workflows: Vec<&String> = workflows.collect();
+        let lacks = |shard: &u16| workflows.iter().any(|workflow| self.owner_lacks(*shard, workflow));
+        (0..COUNT).filter(lacks).collect()
+    }
+
+    /// True if the shard belongs to another live node, which does not have this workflow.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn owner_lacks(&self, shard: u16, workflow: &str) -> bool {
+        self.membership.as_deref().is_some_and(|membership| membership.owner_lacks(shard, workflow))
+    }
+
     /// What another live node tells of a workflow that it can run.
     pub(crate) fn known_elsewhere(&self, workflow: &str) -> Option<KnownWorkflow> {
         self.membership.as_deref().and_then(|membership| membership.known_elsewhere(workflow))

@@ -6,13 +6,11 @@ use serde_json::Value;
 
 use crate::store::{Commit, Env, Limits, Rev, Store};
 use crate::workflow::journal::place::BranchPath;
-use crate::workflow::run::driver::{ResidencyEnd, live};
-use crate::workflow::run::{Run, Stop};
+use crate::workflow::operate::canary::{ReplayEnd, replayed};
+use crate::workflow::run::Run;
 use crate::workflow::stored::keys::journal_key;
 use crate::workflow::stored::record::{Entry, EntryState, Execution, FailedAttempt, failure_text};
-use crate::workflow::{
-    Ctx, Engine, ExecutionState, History, Operation, OperationState, Result, Workflow, WorkflowError,
-};
+use crate::workflow::{Engine, ExecutionState, History, Operation, OperationState, Result, Workflow, WorkflowError};
 
 /// Why code does not fit the recorded history of an execution.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -58,7 +56,7 @@ pub async fn replay<I, O>(history: &History, workflow: &Workflow<I, O>) -> std::
 async fn ended<I, O>(history: &History, workflow: &Workflow<I, O>) -> Result<Option<String>> {
     let (env, _) = Env::seeded(0);
     let store = Store::memory_with(env, Limits::default()).await?;
-    let engine = Engine::on(&store).register(workflow).rehearse(|test| test.is_replay = true).start().await?;
+    let engine = Engine::to_replay(&store, vec![workflow.definition.clone()]).await?;
     let inner = &engine.inner;
     for operation in &history.operations {
         let Ok(branch) = operation.branch.parse::<BranchPath>() else {
@@ -76,26 +74,13 @@ async fn ended<I, O>(history: &History, workflow: &Workflow<I, O>) -> Result<Opt
     let execution =
         Execution { run: history.run, ..Execution::new(&history.workflow, history.input.to_string(), history.started) };
     let run = Arc::new(Run::new(inner.clone(), definition, id, execution, Some(Rev(1))));
-    let ctx = Ctx::root(&run);
-    let came_to = match live(&run, ctx.clone()).await {
-        ResidencyEnd::Panicked(failure) => return Ok(Some(failure.message().to_string())),
-        ResidencyEnd::TimedOut => return Ok(None),
-        ResidencyEnd::Stopped => None,
-        ResidencyEnd::Finished(result) => Some(result),
-    };
-    Ok(match (came_to, run.stop()) {
-        (None, Some(Stop::Parked(reason))) => Some(reason),
-        (None, _) => match &history.state {
+    Ok(match replayed(&run).await {
+        ReplayEnd::Differs(reason) => Some(reason),
+        ReplayEnd::Continues => match &history.state {
             ExecutionState::Completed(_) => Some("the code continues where the execution completed".into()),
             _ => None,
         },
-        (Some(result), _) => match ctx.branch.peek(&run).await {
-            Ok(Some(entry)) => {
-                Some(format!("the code has ended, and the journal continues with {} {:?}", entry.kind, entry.name))
-            }
-            Ok(None) => other_end(history, &result.map_err(|failure| failure.message().to_string())),
-            Err(_) => Some("its journal cannot be read".into()),
-        },
+        ReplayEnd::Finished(result) => other_end(history, &result.map_err(|failure| failure.message().to_string())),
     })
 }
 

@@ -58,6 +58,7 @@ pub use engine::{Engine, EngineBuilder};
 pub use error::{Result, WorkflowError};
 pub use failure::{Cancelled, Failure, FailureError, RevisionConflict};
 pub use operate::bulk::{Bulk, BulkReport};
+pub use operate::canary::{CanaryReport, CheckRunning, Misfit};
 pub use operate::events::Operations;
 pub use operate::executions::{Description, Executions};
 pub use operate::filter::ExecutionFilter;

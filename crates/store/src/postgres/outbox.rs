@@ -31,11 +31,23 @@ pub struct OutboxRow {
     pub at: Timestamp,
     /// Why it could not be done, if it was tried.
     pub failed: Option<String>,
+    /// Its shard, as it was written.
+    pub shard: i32,
+    /// Its place in the order of all rows.
+    pub position: i64,
 }
 
 fn read(row: &Row) -> OutboxRow {
     let at = row.get::<_, i64>(3);
-    OutboxRow { id: row.get(0), kind: row.get(1), body: row.get(2), at: Timestamp(at as u64), failed: row.get(4) }
+    OutboxRow {
+        id: row.get(0),
+        kind: row.get(1),
+        body: row.get(2),
+        at: Timestamp(at as u64),
+        failed: row.get(4),
+        shard: row.get(5),
+        position: row.get::<_, Option<i64>>(6).unwrap_or_default(),
+    }
 }
 
 impl Postgres {
@@ -58,10 +70,10 @@ impl Postgres {
         changed.map(|rows| !rows.is_empty()).map_err(|error| failed("use the outbox in", &error))
     }
 
-    /// The oldest rows of these shards that have not failed, in order.
-    pub async fn outbox_due(&self, shards: &[i32], limit: usize) -> Result<Vec<OutboxRow>> {
+    /// The oldest rows of these shards that have not failed, in order, after this position; 0 is before all of them.
+    pub async fn outbox_due(&self, shards: &[i32], after: i64, limit: usize) -> Result<Vec<OutboxRow>> {
         let limit = limit as i64;
-        Ok(self.ask(&self.shared.sql.outbox_due, &[&shards, &limit]).await?.iter().map(read).collect())
+        Ok(self.ask(&self.shared.sql.outbox_due, &[&shards, &after, &limit]).await?.iter().map(read).collect())
     }
 
     /// The rows that have failed, after this one in the order of ids.

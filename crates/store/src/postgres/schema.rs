@@ -197,11 +197,11 @@ statements! {
     /// Used by programs of users, which know text only.
     outbox_put(TEXT, TEXT, TEXT, TEXT) =
         "INSERT INTO {s}.outbox (id, shard, kind, body) VALUES ($1::text::uuid, $2::text::integer, $3, $4)";
-    outbox_due(INT4_ARRAY, INT8) =
-        "SELECT id, kind, body, (extract(epoch FROM at) * 1000000)::bigint, failed FROM {s}.outbox
-         WHERE failed IS NULL AND shard = ANY($1) ORDER BY position LIMIT $2";
+    outbox_due(INT4_ARRAY, INT8, INT8) =
+        "SELECT id, kind, body, (extract(epoch FROM at) * 1000000)::bigint, failed, shard, position FROM {s}.outbox
+         WHERE failed IS NULL AND shard = ANY($1) AND position > $2 ORDER BY position LIMIT $3";
     outbox_failed(UUID, INT8) =
-        "SELECT id, kind, body, (extract(epoch FROM at) * 1000000)::bigint, failed FROM {s}.outbox
+        "SELECT id, kind, body, (extract(epoch FROM at) * 1000000)::bigint, failed, shard, position FROM {s}.outbox
          WHERE failed IS NOT NULL AND id > $1 ORDER BY id LIMIT $2";
     outbox_fail(UUID, TEXT) =
         "UPDATE {s}.outbox SET failed = $2 WHERE id = $1 RETURNING id";

@@ -44,7 +44,7 @@ async fn reads_go_on_when_their_connections_are_lost() {
             1 => assert_eq!(view.scan(&all, Order::Ascending, 9).await.unwrap().len(), 1),
             2 => assert_eq!(view.history(&key, 9).await.unwrap().len(), 1),
             3 => assert_eq!(store.view().await.unwrap().generation(), first.generation),
-            _ => assert_eq!(store.postgres().unwrap().outbox_due(&[1], 9).await.unwrap(), []),
+            _ => assert_eq!(store.postgres().unwrap().outbox_due(&[1], 0, 9).await.unwrap(), []),
         }
     }
 }

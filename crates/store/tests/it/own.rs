@@ -147,7 +147,7 @@ async fn a_store_of_an_older_program_gets_its_outbox() {
     let postgres = store.postgres().unwrap();
     let values = [Uuid::from_u128(1).to_string(), "3".to_string(), "k".to_string(), "{}".to_string()];
     client.execute(postgres.outbox_insert(), &[&values[0], &values[1], &values[2], &values[3]]).await.unwrap();
-    let due = postgres.outbox_due(&[3], 10).await.unwrap();
+    let due = postgres.outbox_due(&[3], 0, 10).await.unwrap();
     assert_eq!((due.len(), due[0].id, due[0].kind.as_str()), (1, Uuid::from_u128(1), "k"));
-    assert_eq!(postgres.outbox_due(&[4], 10).await.unwrap(), []);
+    assert_eq!(postgres.outbox_due(&[4], 0, 10).await.unwrap(), []);
 }

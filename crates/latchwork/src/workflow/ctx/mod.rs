@@ -30,7 +30,7 @@ use crate::store::{StoreError, Timestamp, Uuid};
 use crate::workflow::ctx::slots::CtxState;
 use crate::workflow::ctx::step::{Attempt, Plain, Step, WithAttempt};
 use crate::workflow::engine::EngineInner;
-use crate::workflow::journal::replay::OpCall;
+use crate::workflow::journal::replay::{OpCall, shown_call};
 use crate::workflow::run::{Branch, Run, WaitEnd, hash_text};
 use crate::workflow::stored::record::{Entry, EntryState, Kind, WaitsFor};
 use crate::workflow::{ExecutionId, Failure};
@@ -234,6 +234,7 @@ impl Ctx {
     /// Parks the execution if the journal holds another entry of a branch.
     async fn expect_no_more(&self, branch: &Branch, what: &str) {
         if let Some(Entry { kind, name, .. }) = self.peek(branch).await {
+            self.run.engine.rehearsal.differ(branch.reached(), shown_call(kind, &name), what);
             self.run.park(format!("{what}, and the journal continues with {kind} {name:?}")).await
         }
     }

@@ -231,8 +231,8 @@ impl EngineInner {
             // The workflow is checked only once.
             let asked = asked.take();
             async move {
-                let status = match (ended, asked) {
-                    (Some(status), None) => status,
+                let (status, execution) = match (ended, asked) {
+                    (Some(status), None) => (status, None),
                     // A resident execution has not ended. There is nothing to read until it leaves memory.
                     (None, None) if self.is_resident(id) && !self.is_stopped() => return Ok(None),
                     (ended, asked) => {
@@ -242,7 +242,7 @@ impl EngineInner {
                             return Err(WorkflowError::OtherWorkflow { id, asked, found: execution.workflow });
                         }
                         // Another execution may have this id now, so the status from the notification counts.
-                        ended.unwrap_or(execution.status)
+                        (ended.unwrap_or_else(|| execution.status.clone()), Some(execution))
                     }
                 };
                 if status.is_terminal() {
@@ -251,9 +251,12 @@ impl EngineInner {
                 if parks == Parks::Wait || self.is_resident(id) {
                     return Ok(None);
                 }
+                let aside = || self.set_aside.lock().get(id).cloned();
                 let reason = match status {
                     StoredStatus::Parked(reason) => Some(reason),
-                    _ => self.set_aside.lock().get(id).cloned(),
+                    // The owner may be another node: what it would find, this one finds as well.
+                    StoredStatus::Running => aside().or_else(|| self.why_left(id, &execution?)),
+                    _ => aside(),
                 };
                 reason.map_or(Ok(None), |reason| Err(WorkflowError::Parked { id: id.clone(), reason }))
             }

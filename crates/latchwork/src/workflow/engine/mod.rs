@@ -84,8 +84,8 @@ impl Drop for StopWithRuntime {
 /// An engine that is about to start.
 #[must_use = "an engine does nothing until it is started"]
 pub struct EngineBuilder {
-    source: StoreSource,
-    definitions: Vec<Arc<Definition>>,
+    pub(crate) source: StoreSource,
+    pub(crate) definitions: Vec<Arc<Definition>>,
     on_step: Option<OnStep>,
     most_crashes: u32,
     rehearsal: Rehearsal,
@@ -96,9 +96,23 @@ pub struct EngineBuilder {
 /// Called for every attempt at a step, before its body runs.
 pub(crate) type OnStep = Arc<dyn Fn(&ExecutionId, &str) + Send + Sync>;
 
-enum StoreSource {
+#[derive(Clone)]
+pub(crate) enum StoreSource {
     Directory(PathBuf),
     Store(Store),
+}
+
+impl StoreSource {
+    /// The store, for reading only. `None` if there is no data directory yet.
+    pub(crate) async fn to_read(&self) -> Result<Option<Store>> {
+        match self {
+            StoreSource::Store(store) => Ok(Some(store.clone())),
+            StoreSource::Directory(directory) => match Store::open_read_only(directory).await {
+                Err(StoreError::NotAStore { .. }) => Ok(None),
+                found => Ok(Some(found?)),
+            },
+        }
+    }
 }
 
 pub(crate) struct EngineInner {
@@ -108,7 +122,7 @@ pub(crate) struct EngineInner {
     pub(crate) spaces: EngineSpaces,
     pub(crate) states: States,
     pub(crate) entities: Entities,
-    definitions: Definitions,
+    pub(crate) definitions: Definitions,
     pub(crate) on_step: Option<OnStep>,
     /// How often in a row an execution may crash the process before it is parked.
     pub(crate) most_crashes: u32,
@@ -368,7 +382,8 @@ impl EngineBuilder {
             Some(options) => Node::member(&store, options, definitions.versions()).await?,
             None => Node::owner(&store).await?,
         };
-        let locks = Service::on(&node).await?;
+        // Other nodes must not count on a node that does not come to work.
+        let locks = Service::on(&node).await.inspect_err(|_| node.abandon())?;
         let admissions = Admissions::new(&node);
         let (timers, removals) = (Alarms::recovered(&node, &spaces.timers), Alarms::new(&node, &spaces.removals));
         let scheduling = Scheduling::new(&node, schedules);
@@ -529,6 +544,13 @@ impl Engine {
         EngineBuilder::new(StoreSource::Store(store.clone()))
     }
 
+    /// An engine that only replays journals, on a store that is used for nothing else.
+    pub(crate) async fn to_replay(store: &Store, definitions: Vec<Arc<Definition>>) -> Result<Engine> {
+        let mut builder = EngineBuilder { definitions, ..Engine::on(store) };
+        builder.rehearsal.is_replay = true;
+        builder.start().await
+    }
+
     /// The store that the engine uses.
     ///
     /// ```
@@ -611,13 +633,8 @@ impl EngineInner {
     /// Stops the engine. If it shares the store, its work is given to the other nodes by a task that ends later. If the
     /// process ends first, they take over when the lease is over.
     fn stop_and_leave(&self) {
-        if self.node.is_shared() && !self.is_stopped() {
-            let node = self.node.clone();
-            self.node.runtime.spawn(async move {
-                if let Err(error) = node.leave().await {
-                    tracing::debug!(%error, "the node could not give its work to the others; its lease ends later");
-                }
-            });
+        if !self.is_stopped() {
+            self.node.abandon();
         }
         self.stop();
     }

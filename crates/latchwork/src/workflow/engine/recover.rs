@@ -500,14 +500,26 @@ impl EngineInner {
 
     /// Sets an execution aside that no live node can run.
     fn cannot_run(&self, id: &ExecutionId, execution: &Execution) {
-        let Execution { workflow, version, .. } = execution;
-        let reason = match self.definition(workflow) {
-            None if self.node.is_shared() => format!("workflow {workflow:?} is registered on no live node"),
-            None => format!("workflow {workflow:?} is not registered"),
-            Some(_) => format!("no registered definition of workflow {workflow:?} continues version {version}"),
-        };
-        self.set_aside.lock().insert(id.clone(), reason);
+        self.set_aside.lock().insert(id.clone(), self.unrunnable_reason(execution));
         self.tell(id, News::End);
+    }
+
+    /// Why an execution of another node, which has to run now, is left alone: no live node can run it.
+    pub(super) fn why_left(&self, id: &ExecutionId, execution: &Execution) -> Option<String> {
+        let is_elsewhere = self.node.is_shared() && !self.node.owns(id) && !self.node.is_guest(id);
+        let has_code = || self.definition_of(execution).is_some();
+        let is_left = is_elsewhere && !has_code() && self.node.able(&execution.workflow, execution.version).is_none();
+        is_left.then(|| self.unrunnable_reason(execution))
+    }
+
+    fn unrunnable_reason(&self, execution: &Execution) -> String {
+        let Execution { workflow, version, .. } = execution;
+        let is_known = self.definition(workflow).is_some() || self.node.known_elsewhere(workflow).is_some();
+        match is_known {
+            false if self.node.is_shared() => format!("workflow {workflow:?} is registered on no live node"),
+            false => format!("workflow {workflow:?} is not registered"),
+            true => format!("no registered definition of workflow {workflow:?} continues version {version}"),
+        }
     }
 
     /// Runs an execution, or parks it if it was loaded too often without making progress.

@@ -1,11 +1,13 @@
-//! How tests run an engine: with mocks, with operations that yield, or on a journal alone. Only the feature `testing`
-//! can request any of this; without the feature a rehearsal is empty, and the compiler removes its checks.
+//! How an engine runs that is not at work: with mocks, with operations that yield, or on a journal alone. The canary
+//! requests a replay of a journal; the rest only the feature `testing` can request, and without it the compiler removes
+//! those checks.
 
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -20,7 +22,7 @@ type MockResult = Result<Value, Failure>;
 /// Replaces the body of a step. Its argument is the number of the attempt.
 pub(crate) type Mock = Arc<dyn Fn(u32) -> MockResult + Send + Sync>;
 
-/// What a test has requested.
+/// What a test or the canary has requested.
 #[derive(Default)]
 pub(crate) struct Rehearsal {
     /// By step name.
@@ -31,6 +33,18 @@ pub(crate) struct Rehearsal {
     pub(crate) is_replay: bool,
     /// Whether virtual time passes, if it does so only while a test drives it.
     pub(crate) time: Option<Arc<Driven>>,
+    /// True once the code of a replay has come to an operation that the journal does not answer.
+    pub(crate) is_at_end: AtomicBool,
+    /// Where a replay and its journal differ.
+    pub(crate) differs: Mutex<Option<JournalDifference>>,
+}
+
+/// Where code and journal differ, in words.
+#[derive(Debug, Clone)]
+pub(crate) struct JournalDifference {
+    pub(crate) place: String,
+    pub(crate) journal: String,
+    pub(crate) code: String,
 }
 
 /// Whether a test drives virtual time.
@@ -100,7 +114,7 @@ impl Drop for Watchdog {
     }
 }
 
-/// True if a test can request anything.
+/// True if a test can request mocks, strict operations and virtual time.
 const IS_ON: bool = cfg!(feature = "testing");
 
 impl Rehearsal {
@@ -113,7 +127,26 @@ impl Rehearsal {
     }
 
     pub(crate) fn is_replay(&self) -> bool {
-        IS_ON && self.is_replay
+        self.is_replay
+    }
+
+    /// The code of a replay has come to an operation that the journal does not answer.
+    pub(crate) fn come_to_end(&self) {
+        self.is_at_end.store(true, Ordering::SeqCst);
+    }
+
+    /// True if a part of the replayed code waits for what the journal does not hold. Other branches may go on.
+    pub(crate) fn is_at_end(&self) -> bool {
+        self.is_replay && self.is_at_end.load(Ordering::SeqCst)
+    }
+
+    /// Code and journal differ here. A replay reports the first difference.
+    pub(crate) fn differ(&self, place: impl Display, journal: impl Into<String>, code: impl Into<String>) {
+        if self.is_replay {
+            let difference =
+                || JournalDifference { place: place.to_string(), journal: journal.into(), code: code.into() };
+            self.differs.lock().get_or_insert_with(difference);
+        }
     }
 
     /// Waits for news of an execution, for a caller outside of it.

@@ -35,6 +35,11 @@ impl<'a> OpCall<'a> {
     }
 }
 
+/// An operation in words: its kind, and its name if it has one.
+pub(crate) fn shown_call(kind: Kind, name: &str) -> String {
+    if name.is_empty() { kind.to_string() } else { format!("{kind} {name:?}") }
+}
+
 /// An operation at its place in the journal.
 pub(crate) struct Journaled<'a> {
     pub(crate) ctx: &'a Ctx,
@@ -147,7 +152,9 @@ impl Ctx {
             Err(error) => {
                 let Entry { kind, name, .. } = entry;
                 let result = format!("the result of {kind} {name:?} (operation {place})");
-                self.run.park(format!("{result} does not fit its type: {error}")).await
+                let reason = format!("{result} does not fit its type: {error}");
+                let code = format!("{} with another type", shown_call(*kind, name));
+                self.run.park_at(place, shown_call(*kind, name), code, reason).await
             }
         }
     }
@@ -175,7 +182,8 @@ impl Ctx {
         let OpCall { kind, name, argument } = call;
         if let Some(step) = here.announced().filter(|step| (*kind, *name) != (Kind::Step, &**step)) {
             let reason = format!("the key of step {step:?} was asked for, and the next operation is {kind} {name:?}");
-            return self.run.park(reason).await;
+            let recorded = found.as_ref().map_or_else(|| "nothing".into(), |it| shown_call(it.kind, &it.name));
+            return self.run.park_at(&place, recorded, shown_call(*kind, name), reason).await;
         }
         match &found {
             None => self.run.effect().await,
@@ -185,7 +193,8 @@ impl Ctx {
                     "operation {place} is {kind} {name:?} in the code, and {} {:?} in the journal{other}",
                     found.kind, found.name
                 );
-                return self.run.park(reason).await;
+                let recorded = format!("{}{other}", shown_call(found.kind, &found.name));
+                return self.run.park_at(&place, recorded, shown_call(*kind, name), reason).await;
             }
             Some(_) => {}
         }

@@ -1,6 +1,7 @@
 //! What operators and programs outside of workflows do with executions: list, read, steer, fork.
 
 pub(crate) mod bulk;
+pub(crate) mod canary;
 pub(crate) mod events;
 pub(crate) mod executions;
 pub(crate) mod filter;

@@ -1,7 +1,10 @@
 //! Does what the requests of the outbox ask for. Each request is one transaction: it removes the row and commits the
 //! start, the message or the change. So a crash at any point leaves the request either done or untouched.
+//!
+//! The owner of a shard does its requests. A start whose workflow only other nodes have is left to them: a node looks
+//! at the requests of owners that lack one of its workflows, too. The removal of the row decides which node does it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -55,6 +58,8 @@ pub(crate) async fn keep(engine: Weak<EngineInner>, postgres: Postgres) {
 /// What came of one try of a request.
 enum RequestOutcome {
     Done,
+    /// Only another node has the code for it, or may have it.
+    Left(WorkflowError),
     /// Another commit was faster.
     Again,
     /// It cannot be done.
@@ -85,39 +90,88 @@ impl ReadyRequest {
 }
 
 impl EngineInner {
-    /// Does the oldest requests. Returns whether there were any.
+    /// Does the requests that are due, the oldest first. Returns whether it has done any.
     async fn drain(self: &Arc<EngineInner>, postgres: &Postgres) -> Result<bool> {
-        let shards: Vec<i32> = self.node.owned().into_iter().map(i32::from).collect();
-        let rows = postgres.outbox_due(&shards, PAGE).await?;
-        let has_any = !rows.is_empty();
-        let mut queues: BTreeMap<String, Vec<DueRequest>> = BTreeMap::new();
-        for row in rows {
-            let request = OutboxRequest::read(&row.kind, &row.body);
-            let name = request.as_ref().map_or_else(|_| row.id.to_string(), |request| request.name().to_string());
-            queues.entry(name).or_default().push((row, request));
-        }
-        let work = |queue: Vec<DueRequest>| async move {
-            for (row, request) in queue {
-                self.fulfil(postgres, &row, request).await?;
+        let own: BTreeSet<i32> = self.node.owned().into_iter().map(i32::from).collect();
+        let helped = self.node.shards_lacking(self.definitions.names()).into_iter().map(i32::from);
+        let shards: Vec<i32> = own.iter().copied().chain(helped).collect();
+        let (mut left, mut after, mut has_done) = (BTreeSet::new(), 0, false);
+        loop {
+            let rows = postgres.outbox_due(&shards, after, PAGE).await?;
+            let Some(last) = rows.last() else { return Ok(has_done) };
+            after = last.position;
+            let is_last = rows.len() < PAGE;
+            let mut queues: BTreeMap<String, Vec<DueRequest>> = BTreeMap::new();
+            for row in rows {
+                let request = OutboxRequest::read(&row.kind, &row.body);
+                let name = request.as_ref().map_or_else(|_| row.id.to_string(), |request| request.name().to_string());
+                queues.entry(name).or_default().push((row, request));
             }
-            Ok(())
-        };
-        let mut working = stream::iter(queues.into_values()).map(work).buffer_unordered(AT_ONCE);
-        let mut failed = None;
-        while let Some(worked) = working.next().await {
-            failed = failed.or(worked.err());
+            // What is left to others is passed over, and so is what comes after it under the same name.
+            queues.retain(|name, _| !left.contains(name));
+            for (name, queue) in queues.extract_if(.., |_, queue| !self.may_do(&own, queue)) {
+                tracing::trace!(name, requests = queue.len(), "requests of another node");
+                left.insert(name);
+            }
+            let (done, passed) = self.work_off(postgres, queues).await?;
+            has_done |= done;
+            left.extend(passed);
+            if left.is_empty() || is_last {
+                return Ok(has_done);
+            }
         }
-        failed.map_or(Ok(has_any), Err)
     }
 
-    /// Does a request. A request that cannot be done is noted, and does not stop the others. An error means that it
-    /// must be tried again later.
+    /// True if this node does the requests under a name: it owns them, or their owner cannot start the workflow.
+    fn may_do(&self, own: &BTreeSet<i32>, queue: &[DueRequest]) -> bool {
+        match queue.first() {
+            Some((row, _)) if own.contains(&row.shard) => true,
+            Some((row, Ok(OutboxRequest::Start(start)))) => {
+                let shard = u16::try_from(row.shard).unwrap_or(u16::MAX);
+                self.definition(&start.workflow).is_some() && self.node.owner_lacks(shard, &start.workflow)
+            }
+            _ => false,
+        }
+    }
+
+    /// Does requests, several names at a time. Returns whether any is done, and the names of those left to others.
+    async fn work_off(
+        self: &Arc<EngineInner>,
+        postgres: &Postgres,
+        queues: BTreeMap<String, Vec<DueRequest>>,
+    ) -> Result<(bool, Vec<String>)> {
+        let work = |(name, queue): (String, Vec<DueRequest>)| async move {
+            let mut has_done = false;
+            for (row, request) in queue {
+                if !self.fulfil(postgres, &row, request).await? {
+                    return Ok((has_done, Some(name)));
+                }
+                has_done = true;
+            }
+            Ok((has_done, None))
+        };
+        let mut working = stream::iter(queues).map(work).buffer_unordered(AT_ONCE);
+        let (mut has_done, mut left, mut failed) = (false, Vec::new(), None);
+        while let Some(worked) = working.next().await {
+            match worked {
+                Ok((done, passed)) => {
+                    has_done |= done;
+                    left.extend(passed);
+                }
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        failed.map_or(Ok((has_done, left)), Err)
+    }
+
+    /// Does a request. A request that cannot be done is noted, and does not stop the others. Returns false if it is
+    /// left to another node. An error means that it must be tried again later.
     async fn fulfil(
         self: &Arc<EngineInner>,
         postgres: &Postgres,
         row: &OutboxRow,
         request: Result<OutboxRequest, String>,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let env = self.store.env();
         let mut reason = "other writers were faster each time".to_string();
         for tries in 1..=TRIES {
@@ -126,7 +180,11 @@ impl EngineInner {
                 Err(error) => Ok(RequestOutcome::Failed(error.clone())),
             };
             match tried {
-                Ok(RequestOutcome::Done) => return Ok(()),
+                Ok(RequestOutcome::Done) => return Ok(true),
+                Ok(RequestOutcome::Left(why)) => {
+                    tracing::warn!(id = %row.id, %why, "a request of the outbox is left to other nodes");
+                    return Ok(false);
+                }
                 Ok(RequestOutcome::Again) => {
                     let pause = doubled(PAUSES.0, tries).min(PAUSES.1);
                     env.sleep(jittered(pause, 0.5, env)).await;
@@ -140,7 +198,7 @@ impl EngineInner {
         }
         tracing::error!(id = %row.id, kind = row.kind, reason, "a request of the outbox cannot be done");
         postgres.outbox_fail(row.id, &reason).await?;
-        Ok(())
+        Ok(true)
     }
 
     /// One transaction: the row is removed, and what it asks for is committed.
@@ -152,7 +210,13 @@ impl EngineInner {
         from_store: bool,
     ) -> Result<RequestOutcome> {
         let ready = match request {
-            OutboxRequest::Start(start) => self.start_request(start).await?,
+            OutboxRequest::Start(start) => match self.start_request(start).await {
+                Err(error @ WorkflowError::RulesElsewhere { .. }) => return Ok(RequestOutcome::Left(error)),
+                Err(error @ WorkflowError::NotRegistered { .. }) if self.node.has_others() => {
+                    return Ok(RequestOutcome::Left(error));
+                }
+                ready => ready?,
+            },
             OutboxRequest::Signal(signal) => self.signal_request(signal, from_store).await?,
             OutboxRequest::Entities(written) => match self.entities_request(written.clone().read()).await? {
                 Ok(ready) => ready,

@@ -102,6 +102,11 @@ impl Branch {
         (!cursor.operates).then(|| self.path.at(cursor.next))
     }
 
+    /// The place that the code has come to.
+    pub(crate) fn reached(&self) -> Place {
+        self.path.at(self.cursor.lock().next)
+    }
+
     /// Announces the next operation: a step of this name. Gives its place; none while an operation is under way.
     pub(crate) fn announce(&self, step: &str) -> Option<Place> {
         let place = self.upcoming()?;

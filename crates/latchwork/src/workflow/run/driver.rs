@@ -273,6 +273,13 @@ impl Driver<'_> {
         if is_stopping || self.ended.is_some() || self.flights.iter().any(is_own) {
             return false;
         }
+        if self.run.engine.rehearsal.is_at_end() {
+            let is_over = self.rest.is_sure;
+            if is_over {
+                self.run.set_stop(Stop::Replayed);
+            }
+            return is_over || self.rest.poll_turn(context);
+        }
         self.run.release_dropped();
         let now = self.run.env().monotonic();
         let idle = now.saturating_sub(*self.rest.since.get_or_insert(now));

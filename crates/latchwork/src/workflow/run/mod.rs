@@ -278,11 +278,19 @@ impl Run {
         self.nudge();
     }
 
-    /// Called before the first effect that the journal does not hold. An engine that only replays a journal stops here.
+    /// Called before the first effect that the journal does not hold. In a replay the operation never goes on from
+    /// here. Other branches do, until all code waits: the driver stops the replay then.
     pub(crate) async fn effect(&self) {
         if self.engine.rehearsal.is_replay() {
-            self.stop_for(Stop::Replayed).await
+            self.engine.rehearsal.come_to_end();
+            std::future::pending().await
         }
+    }
+
+    /// Parks the execution because its code and its journal differ at a place.
+    pub(crate) async fn park_at<T>(&self, place: &Place, journal: String, code: String, reason: String) -> T {
+        self.engine.rehearsal.differ(place, journal, code);
+        self.park(reason).await
     }
 
     /// Asks the driver to send a commit of an operation's own. The commit is sent even if the operation is dropped.

@@ -5,7 +5,7 @@ mod durable;
 mod effects;
 mod examples;
 mod firing;
-mod kit;
+pub(crate) mod kit;
 mod recovery;
 mod simulation;
 mod table;

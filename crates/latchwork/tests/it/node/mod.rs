@@ -4,11 +4,16 @@
 // Leases and deaths take real time here; `simulation.rs` has virtual time.
 #![allow(clippy::disallowed_methods)]
 
+mod between;
 mod calls;
+mod canary;
+mod held;
 mod membership;
+mod postgres;
 mod processes;
 mod simulation;
 mod versions;
+mod wire;
 mod wrong;
 
 use std::future::IntoFuture;
@@ -44,6 +49,11 @@ struct Doomed {
 }
 
 impl Doomed {
+    /// Runs something on the runtime that dies with the node.
+    async fn run<T: Send + 'static>(&self, future: impl Future<Output = T> + Send + 'static) -> T {
+        self.runtime.spawn(future).await.unwrap()
+    }
+
     fn kill(self) {
         self.runtime.shutdown_background();
         std::mem::forget(self.engine);

@@ -1,16 +1,21 @@
 //! Real processes on a real PostgreSQL: three nodes under load while one of them is killed, paused for longer than its
-//! lease, stopped, or cut off from the database, and while the database is restarted. The user's own tables show
-//! whether anything was done twice: every write there is in the transaction of the step that makes it.
+//! lease, stopped by SIGTERM, or cut off from the database, and while the database is restarted. The user's own tables
+//! show whether anything was done twice: every write there is in the transaction of the step or of the claim that makes
+//! it.
 
 use std::collections::BTreeMap;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use latchwork::claim::{ActionCtx, ClaimStep, ClaimWorkflow, Claims, Outcome};
+use latchwork::entity::Add;
+use latchwork::json;
 use latchwork::node::{NodeOptions, Nodes};
 use latchwork::store::tokio_postgres::Client;
 use latchwork::store::{SqlTx, Store};
-use latchwork::workflow::{Ctx, Engine, Failure, Overlap, Queue, Retry, Schedule, Workflow, workflow};
+use latchwork::workflow::{Ctx, Engine, Failure, Overlap, Queue, Retry, Schedule, Status, Workflow, workflow};
 
+use super::wire::Wire;
 use crate::server::{Server, VARIABLE};
 use crate::workflow::own::kit::{Place, number};
 
@@ -19,6 +24,9 @@ const NAME: &str = "LATCHWORK_NODES_NAME";
 const LEASE: Duration = Duration::from_millis(1500);
 const LOCKS: u64 = 5;
 const KEYS: u64 = 4;
+
+/// How many jobs are not completed at most: a slow machine gets no more to do than it can end in time.
+const IN_FLIGHT: usize = 300;
 
 /// The names of the user's tables.
 #[derive(Clone)]
@@ -29,11 +37,14 @@ struct Tables {
     limits: String,
     /// What each execution has done.
     lines: String,
+    /// The bills that were paid: a row for each action that has taken effect.
+    paid: String,
 }
 
 impl Tables {
     fn of(place: &Place) -> Tables {
-        Tables { locks: place.table("locks"), limits: place.table("limits"), lines: place.table("lines") }
+        let [locks, limits, lines, paid] = ["locks", "limits", "lines", "paid"].map(|name| place.table(name));
+        Tables { locks, limits, lines, paid }
     }
 }
 
@@ -79,7 +90,59 @@ fn tick(tables: &Tables) -> Workflow<i64, i64> {
     })
 }
 
-/// Not a test by itself: this is a node. It stops in order when its input is closed.
+/// How far ahead of the first open bill a process fires.
+const AHEAD: u64 = 4;
+
+/// A bill is paid by a row in the user's table, in the commit that ends the claim. A claim of a process that is gone is
+/// reverted, and any process may fire again.
+async fn claims(engine: &Engine, tables: &Tables) -> Claims {
+    let pay = ClaimStep { lease: Some(LEASE), ..ClaimStep::new(1, "pay", "open", "paid") };
+    let bill = ClaimWorkflow::new("bill", "billing", "bill").statuses(["open", "paying", "paid"]);
+    let insert = format!("INSERT INTO {} (bill) VALUES ($1)", tables.paid);
+    let action = move |ctx: ActionCtx| {
+        let insert = insert.clone();
+        async move {
+            let bill = ctx.entity().id.to_string();
+            tokio::time::sleep(Duration::from_millis(fastrand::u64(0..40))).await;
+            ctx.sql(move |tx: SqlTx| {
+                let (insert, bill) = (insert.clone(), bill.clone());
+                async move {
+                    tx.execute(&insert, &[&bill]).await?;
+                    Ok(())
+                }
+            });
+            Ok::<_, String>(Outcome::done())
+        }
+    };
+    let claims = Claims::on(engine).workflow(bill.step(pay.claimed("paying").action("Pay"))).action("Pay", action);
+    claims.sweep_every(Duration::from_millis(200)).start().await.unwrap()
+}
+
+/// Fires the step of open bills until it is told to stop, against all other processes that do the same.
+async fn pay_bills(engine: Engine, claims: Claims) {
+    let mut first = 0;
+    loop {
+        let bill = first + fastrand::u64(0..AHEAD);
+        let found = match engine.entities().get(format!("bill-{bill}")).await {
+            Ok(found) => found.map(|found| found.data["status"].clone()),
+            Err(_) => None,
+        };
+        match found {
+            Some(status) if status == "paid" && bill == first => first += 1,
+            Some(status) if status == "open" => drop(claims.fire("bill", "pay", format!("bill-{bill}")).await),
+            _ => tokio::time::sleep(Duration::from_millis(20)).await,
+        }
+    }
+}
+
+/// True once SIGTERM was sent to this process. It was started with that signal blocked, so the signal stays pending.
+fn is_terminated() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:")).unwrap();
+    u64::from_str_radix(pending.trim(), 16).unwrap() & (1 << 14) != 0
+}
+
+/// Not a test by itself: this is a node. It stops in order on SIGTERM, and when the test has ended.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_node_that_meets_the_faults() {
     let (Ok(schema), Ok(url), Ok(name)) = (std::env::var(SCHEMA), std::env::var(VARIABLE), std::env::var(NAME)) else {
@@ -100,29 +163,51 @@ async fn the_node_that_meets_the_faults() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     };
     println!("open");
-    let read = tokio::task::spawn_blocking(|| std::io::stdin().read_line(&mut String::new()));
-    read.await.unwrap().unwrap();
+    let paying = tokio::spawn(pay_bills(engine.clone(), claims(&engine, &tables).await));
+    let (ended, has_ended) =
+        (std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false)), std::sync::atomic::Ordering::SeqCst);
+    let end = ended.clone();
+    std::thread::spawn(move || {
+        let _ = std::io::stdin().read_line(&mut String::new());
+        end.store(true, has_ended);
+    });
+    while !is_terminated() && !ended.load(has_ended) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    paying.abort();
     engine.shutdown().await.unwrap();
 }
 
 struct NodeProcess {
     name: String,
     child: Child,
+    wire: Wire,
 }
 
 impl NodeProcess {
     fn start(place: &Place, name: &str) -> NodeProcess {
-        let child = Command::new(std::env::current_exe().unwrap())
+        let wire = Wire::to(&place.url);
+        NodeProcess { name: name.into(), child: NodeProcess::spawn(place, name, &wire), wire }
+    }
+
+    /// Starts it again, after it has ended.
+    fn start_again(&mut self, place: &Place) {
+        self.child = NodeProcess::spawn(place, &self.name, &self.wire);
+    }
+
+    fn spawn(place: &Place, name: &str, wire: &Wire) -> Child {
+        Command::new("env")
+            .arg("--block-signal=TERM")
+            .arg(std::env::current_exe().unwrap())
             .args(["--exact", "node::processes::the_node_that_meets_the_faults", "--nocapture"])
             .env(SCHEMA, &place.schema)
-            .env(VARIABLE, &place.url)
+            .env(VARIABLE, wire.url())
             .env(NAME, name)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
-            .unwrap();
-        NodeProcess { name: name.into(), child }
+            .unwrap()
     }
 
     fn signal(&self, signal: &str) {
@@ -135,7 +220,7 @@ impl NodeProcess {
     }
 
     async fn stop_in_order(&mut self) {
-        drop(self.child.stdin.take());
+        self.signal("-TERM");
         let began = Instant::now();
         while self.child.try_wait().unwrap().is_none() {
             assert!(began.elapsed() < Duration::from_secs(60), "{} does not stop", self.name);
@@ -144,40 +229,103 @@ impl NodeProcess {
     }
 }
 
-/// Ends every connection of a node for longer than its lease.
-async fn cut_off(client: &Client, name: &str) {
-    let cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = $1";
-    let began = Instant::now();
-    while began.elapsed() < LEASE * 2 {
-        client.query_one(cut, &[&name]).await.unwrap();
-        tokio::time::sleep(Duration::from_millis(3)).await;
+/// Cuts a node off from the database until the others have taken it for dead, or for some leases. Returns whether they
+/// have.
+async fn cut_off(node: &NodeProcess, store: &Store) -> bool {
+    node.wire.cut();
+    let (began, mut is_dead) = (Instant::now(), false);
+    while !is_dead && began.elapsed() < LEASE * 4 {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let listed = Nodes::on(store).list().await;
+        is_dead = listed.is_ok_and(|listed| listed.iter().all(|it| it.name != node.name));
     }
+    node.wire.mend();
+    is_dead
+}
+
+/// One fault of a node. Returns whether a cut has lasted until the node was taken for dead.
+async fn strike(node: &mut NodeProcess, fault: &str, place: &Place, store: &Store) -> Option<bool> {
+    match fault {
+        "killed" => {
+            node.kill();
+            node.start_again(place);
+        }
+        "paused" => {
+            node.signal("-STOP");
+            tokio::time::sleep(LEASE * 2).await;
+            node.signal("-CONT");
+        }
+        "stopped" => {
+            node.stop_in_order().await;
+            node.start_again(place);
+        }
+        _ => return Some(cut_off(node, store).await),
+    }
+    None
 }
 
 async fn create(place: &Place) -> Client {
-    let (client, Tables { locks, limits, lines }) = (place.client().await, Tables::of(place));
+    let (client, Tables { locks, limits, lines, paid }) = (place.client().await, Tables::of(place));
     let create = format!(
         "CREATE TABLE {locks} (name bigint PRIMARY KEY, held bool NOT NULL);
          INSERT INTO {locks} SELECT n, false FROM generate_series(0, {LOCKS} - 1) AS n;
          CREATE TABLE {limits} (key bigint PRIMARY KEY, running bigint NOT NULL);
          INSERT INTO {limits} SELECT n, 0 FROM generate_series(0, {KEYS} - 1) AS n;
+         CREATE TABLE {paid} (bill text NOT NULL);
          CREATE TABLE {lines} (id text, what text, PRIMARY KEY (id, what))"
     );
     client.batch_execute(&create).await.unwrap();
     client
 }
 
-/// Starts jobs until it is told to stop, and waits for all results. Returns how many there were.
-async fn load(store: Store, tables: Tables, stop: std::sync::Arc<std::sync::atomic::AtomicBool>) -> u64 {
+/// Adds a bill, until it is there. A commit without an answer may have landed.
+async fn add_bill(claims: &Claims, engine: &Engine, number: u64) {
+    let id = format!("bill-{number}");
+    loop {
+        let bill = Add::new("bill").id(id.clone()).data(json!({"status": "open"}));
+        let added = claims.add("bill", bill).await;
+        if added.is_ok() || matches!(engine.entities().get(id.clone()).await, Ok(Some(_))) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// The jobs that are not completed, and why, for the message of a failure.
+async fn unfinished(client: &Engine, jobs: u64) -> String {
+    let mut said = String::new();
+    for n in 0..jobs {
+        match client.describe(format!("job-{n}")).await {
+            Ok(job) if job.status() == Status::Completed => {}
+            Ok(job) => said += &format!("\n{:?}; {}", job.state, client.why(format!("job-{n}")).await.unwrap()),
+            Err(error) => said += &format!("\njob-{n}: {error}"),
+        }
+    }
+    if said.is_empty() { "all are stored as completed, and a caller has not heard of it".into() } else { said }
+}
+
+/// Starts jobs and adds bills until it is told to stop, and waits for all results. Returns how many jobs and bills
+/// there were.
+async fn load(store: Store, tables: Tables, stop: std::sync::Arc<std::sync::atomic::AtomicBool>) -> (u64, u64) {
     let (job, mut all, mut count) = (job(&tables), tokio::task::JoinSet::new(), 0);
     // A fourth node, which meets no fault but those of the database.
     let options = NodeOptions::new().name("client").lease(LEASE);
     let client = Engine::on(&store).register(&job).register(&tick(&tables)).node(options);
     let client = client.most_crashes(1000).start().await.unwrap();
+    let claims = claims(&client, &tables).await;
+    let paying = tokio::spawn(pay_bills(client.clone(), claims.clone()));
+    let (mut bills, in_flight) = (0, std::sync::Arc::new(tokio::sync::Semaphore::new(IN_FLIGHT)));
     while !stop.load(std::sync::atomic::Ordering::SeqCst) {
+        if count % 6 == 0 {
+            let (client, claims, number) = (client.clone(), claims.clone(), bills);
+            bills += 1;
+            all.spawn(async move { add_bill(&claims, &client, number).await });
+        }
+        let room = in_flight.clone().acquire_owned().await.unwrap();
         let (client, job, n) = (client.clone(), job.clone(), count);
         count += 1;
         all.spawn(async move {
+            let _room = room;
             loop {
                 let start = client.start(&job, n).id(format!("job-{n}")).or_join();
                 let done = match start.await {
@@ -194,9 +342,20 @@ async fn load(store: Store, tables: Tables, stop: std::sync::Arc<std::sync::atom
         });
         tokio::time::sleep(Duration::from_millis(15)).await;
     }
-    tokio::time::timeout(Duration::from_secs(180), all.join_all()).await.expect("not every execution completes");
+    if tokio::time::timeout(Duration::from_secs(180), all.join_all()).await.is_err() {
+        panic!("not every execution completes: {}", unfinished(&client, count).await);
+    }
+    let all_paid = async {
+        for bill in 0..bills {
+            while client.entities().get(format!("bill-{bill}")).await.unwrap().unwrap().data["status"] != "paid" {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(180), all_paid).await.expect("not every bill is paid");
+    paying.abort();
     client.shutdown().await.unwrap();
-    count
+    (count, bills)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -205,7 +364,7 @@ async fn nothing_is_lost_or_done_twice_while_nodes_and_the_database_fail() {
     let seed = std::env::var("LATCHWORK_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
     let (mut server, mut random) = (Server::start_own(), fastrand::Rng::with_seed(seed));
     let place = Place::new(&server, "nodes");
-    let mut client = create(&place).await;
+    create(&place).await;
     let (tables, store) = (Tables::of(&place), place.store().await);
     let mut nodes: Vec<NodeProcess> = ["one", "two", "three"].map(|name| NodeProcess::start(&place, name)).into();
     let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
@@ -216,31 +375,17 @@ async fn nothing_is_lost_or_done_twice_while_nodes_and_the_database_fail() {
     operator.schedules().put(every).await.unwrap();
     let loading = tokio::spawn(load(place.store().await, tables.clone(), stop.clone()));
     let mut refused: BTreeMap<(String, u64), u64> = BTreeMap::new();
+    let mut cuts = Vec::new();
     for event in 0..events {
         let victim = random.usize(0..nodes.len());
         let name = nodes[victim].name.clone();
         let fault = ["killed", "paused", "stopped", "cut off", "restarted", "paused"][(event % 6) as usize];
         println!("event {event}: {name} is {fault}");
-        match fault {
-            "killed" => {
-                nodes[victim].kill();
-                nodes[victim] = NodeProcess::start(&place, &name);
-            }
-            "paused" => {
-                nodes[victim].signal("-STOP");
-                tokio::time::sleep(LEASE * 2).await;
-                nodes[victim].signal("-CONT");
-            }
-            "stopped" => {
-                nodes[victim].stop_in_order().await;
-                nodes[victim] = NodeProcess::start(&place, &name);
-            }
-            "cut off" => cut_off(&client, &name).await,
-            _ => {
-                server.kill_and_start();
-                tokio::time::sleep(Duration::from_secs(1)).await;
-                client = place.client().await;
-            }
+        if fault == "restarted" {
+            server.kill_and_start();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        } else if let Some(is_dead) = strike(&mut nodes[victim], fault, &place, &store).await {
+            cuts.push(is_dead);
         }
         tokio::time::sleep(Duration::from_millis(random.u64(500..2500))).await;
         if let Ok(listed) = Nodes::on(&store).list().await {
@@ -248,7 +393,7 @@ async fn nothing_is_lost_or_done_twice_while_nodes_and_the_database_fail() {
         }
     }
     stop.store(true, std::sync::atomic::Ordering::SeqCst);
-    let jobs = loading.await.unwrap();
+    let (jobs, bills) = loading.await.unwrap();
     let client = place.client().await;
     let count = async |what: &str| {
         number(&client, &format!("SELECT count(*) FROM {} WHERE what = '{what}'", tables.lines)).await
@@ -261,8 +406,19 @@ async fn nothing_is_lost_or_done_twice_while_nodes_and_the_database_fail() {
         tables.locks, tables.limits
     );
     assert_eq!(number(&client, &inside).await, 0, "all locks and permits are given back");
+    let paid = format!("SELECT count(*) FROM {}", tables.paid);
+    let once = format!("SELECT count(DISTINCT bill) FROM {}", tables.paid);
+    let paid = (number(&client, &paid).await, number(&client, &once).await);
+    assert_eq!(paid, (bills as i64, bills as i64), "each claim has the effect of one body");
     let refused: u64 = refused.values().sum();
-    println!("{jobs} jobs, {} ticks, {refused} writes of zombies refused", count("tick").await);
+    let ticks = count("tick").await;
+    println!("{jobs} jobs, {bills} bills, {ticks} ticks, {refused} writes of zombies refused");
+    println!(
+        "{} of {} cuts lasted until the node was taken for dead",
+        cuts.iter().filter(|it| **it).count(),
+        cuts.len()
+    );
+    assert!(cuts.is_empty() || cuts.contains(&true), "no cut has lasted longer than a lease");
     assert!(refused > 0, "no zombie has tried to write: this run proves nothing");
     assert_ticks(&operator).await;
     for node in &mut nodes {
