@@ -110,7 +110,7 @@ async fn starts_and_ends_under_a_limit_survive_that_shards_have_moved() {
         touch_shards(&store, handle.id()).await;
         let starts = (0..6).map(|late| a.start(&one, late).id(format!("late-{n}-{late}")).into_future());
         let signal = a.signal(handle.id().clone(), "go", &100_u64).into_future();
-        let (signalled, started) = futures_util::join!(signal, futures_util::future::join_all(starts));
+        let (signalled, started) = tokio::join!(signal, futures_util::future::join_all(starts));
         signalled.unwrap();
         started.into_iter().for_each(|started| drop(started.expect("a start is dropped")));
         let ended = tokio::time::timeout(Duration::from_secs(10), handle.result()).await;
@@ -239,7 +239,7 @@ async fn a_timer_of_a_claim_that_a_node_sets_in_a_shard_it_has_lost_rings_on_the
     // From now on a hears nothing, and does not renew its lease: b takes over.
     let board = spaces(&two, &["node.board"]).await;
     held.hears(false);
-    held.rule(move |commit| match &commit.writes()[..] {
+    held.rule(move |commit| match commit.writes() {
         [write] if board.contains(&write.key().space()) && write.key().bytes().first() == Some(&b'n') => Fate::Waits,
         _ => Fate::Lands,
     });

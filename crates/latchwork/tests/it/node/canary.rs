@@ -184,7 +184,8 @@ async fn code_that_panics_never_ends_or_takes_another_input_is_a_finding() {
     let engine = Engine::on(&store).register(&order()).start().await.unwrap();
     engine.start(&order(), 7).id("a").await.unwrap();
     settled(&engine, Status::Asleep, 1).await;
-    let table: Vec<(fn(&Bodies) -> Workflow<u64, u64>, &str)> = vec![
+    type NewCode = fn(&Bodies) -> Workflow<u64, u64>;
+    let table: Vec<(NewCode, &str)> = vec![
         (
             order!(|ctx, price, bodies| {
                 ctx.run("charge", async || {
