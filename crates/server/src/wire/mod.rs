@@ -8,3 +8,5 @@ pub(crate) mod problem;
 pub(crate) mod request;
 pub(crate) mod sse;
 pub(crate) mod store;
+pub(crate) mod time;
+pub(crate) mod wait;
