@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use crate::access::Access;
 use crate::calls::Calls;
 use crate::limits::Limits;
-use crate::router::assemble;
+use crate::router::{Beside, assemble};
 
 /// The name of the namespace whose routes are at `/v1` itself.
 pub(crate) const DEFAULT: &str = "default";
@@ -84,7 +84,7 @@ impl Api {
         let (access, limits) = (self.access.clone(), self.limits);
         // The application decides when it ends: streams end with its connections.
         let closing = Closing::new(watch::Sender::new(false));
-        assemble(BTreeMap::from([(DEFAULT.to_string(), self)]), access, limits, closing)
+        assemble(BTreeMap::from([(DEFAULT.to_string(), self)]), access, limits, closing, Beside::Others)
     }
 
     pub(crate) fn engine(&self) -> &Engine {

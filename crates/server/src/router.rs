@@ -10,7 +10,7 @@ use axum::http::header::{
     ACCEPT, AUTHORIZATION, CONTENT_TYPE, ETAG, IF_MATCH, IF_NONE_MATCH, LINK, LOCATION, RETRY_AFTER,
 };
 use axum::http::uri::PathAndQuery;
-use axum::http::{HeaderName, HeaderValue, Method, Uri};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, Uri};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
@@ -53,8 +53,23 @@ impl Hub {
     }
 }
 
+/// Whether there are routes beside those of the namespaces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Beside {
+    /// None: every other path is a problem.
+    Nothing,
+    /// Those of another application, which answers for all other paths.
+    Others,
+}
+
 /// The router of these namespaces.
-pub(crate) fn assemble(apis: BTreeMap<String, Api>, access: Access, limits: Limits, closing: Closing) -> Router {
+pub(crate) fn assemble(
+    apis: BTreeMap<String, Api>,
+    access: Access,
+    limits: Limits,
+    closing: Closing,
+    beside: Beside,
+) -> Router {
     let (outside, mut document) = routes::health().split_for_parts();
     document::outside(&mut document);
     let mut namespaces = BTreeMap::new();
@@ -71,8 +86,12 @@ pub(crate) fn assemble(apis: BTreeMap<String, Api>, access: Access, limits: Limi
     let router = outside
         .route("/openapi.json", get(document::openapi_json))
         .route("/docs", get(document::docs))
-        .route("/v1/{*rest}", any(dispatch))
-        .layer(CatchPanicLayer::custom(problem::panicked));
+        .route("/v1/{*rest}", any(dispatch));
+    let router = match beside {
+        Beside::Nothing => router.fallback(async || StatusCode::NOT_FOUND),
+        Beside::Others => router,
+    };
+    let router = router.layer(CatchPanicLayer::custom(problem::panicked));
     let router = match cors {
         Some(cors) => router.layer(cors),
         None => router,

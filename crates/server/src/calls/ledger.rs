@@ -93,10 +93,7 @@ impl Calls {
             let view = self.0.store.view().await?;
             let begun = match self.find(keys, &view, &digest, &request).await? {
                 Found::Answered(answer) => return Ok(Begun::Answered(answer)),
-                Found::Runs => {
-                    let detail = "the first request under this Idempotency-Key is still running; try again later";
-                    return Err(Problem::new(ProblemCode::KeyInUse, detail).retry_after(Duration::from_secs(1)));
-                }
+                Found::Runs => return Err(in_use()),
                 Found::Nothing => self.first(keys, &view, None, digest, request).await?,
                 Found::Outdated(old, item) => self.first(keys, &view, Some((old, item)), digest, request).await?,
                 Found::CutOff(call) => self.take_over(keys, digest, call).await?,
@@ -202,7 +199,7 @@ impl Calls {
         let commit = commit.put(&mark, Bytes::new()).put(&keys.record(&digest), encoded(&call)?);
         // Noted before the commit: another request of this process may find the record at once.
         if !self.0.running.lock().insert(digest) {
-            return Ok(None);
+            return Err(in_use());
         }
         let attempt = Attempt { calls: self.clone(), digest, call, right: AttemptRight(mark) };
         let outcome = self.0.store.commit(commit).await?;
@@ -229,6 +226,11 @@ impl Calls {
         }
         Ok(commit)
     }
+}
+
+fn in_use() -> Problem {
+    let detail = "the first request under this Idempotency-Key is still running; try again later";
+    Problem::new(ProblemCode::KeyInUse, detail).retry_after(Duration::from_secs(1))
 }
 
 fn decoded(item: &Item) -> Result<StoredCall, Problem> {
@@ -301,6 +303,7 @@ impl Attempt {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures_util::FutureExt as _;
     use latchwork::store::{Env, Limits, VirtualClock};
 
     const KEY: Digest = [1; 32];
@@ -373,17 +376,37 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn of_processes_that_decide_on_the_same_view_one_runs_the_attempt() {
+        let store = store().await.0;
+        let processes = [Calls::on(&store), Calls::on(&store)];
+        let view = store.view().await.unwrap();
+        let mut attempts = Vec::new();
+        for calls in &processes {
+            attempts.extend(calls.first(calls.keys().await.unwrap(), &view, None, KEY, REQUEST).await.unwrap());
+        }
+        assert_eq!(attempts.len(), 1);
+        let cut_off = attempts.remove(0);
+        let mut attempts = Vec::new();
+        for _ in 0..2 {
+            let calls = Calls::on(&store);
+            attempts.extend(calls.take_over(calls.keys().await.unwrap(), KEY, cut_off.call.clone()).await.unwrap());
+        }
+        assert_eq!(attempts.len(), 1);
+        assert!(!cut_off.finish(answer("late")).await.unwrap());
+    }
+
+    #[tokio::test]
     async fn signs_of_life_keep_an_attempt() {
         let (store, clock) = store().await;
         let slow = attempt(&Calls::on(&store)).await;
         let calls = Calls::on(&store);
         let mut beats = Box::pin(slow.keep_alive());
         for _ in 0..12 {
-            assert!(futures_util::poll!(&mut beats).is_pending());
+            assert!((&mut beats).now_or_never().is_none());
             clock.advance(BEAT);
             // The sleep is over; the sign is written while other tasks run.
             for _ in 0..10 {
-                assert!(futures_util::poll!(&mut beats).is_pending());
+                assert!((&mut beats).now_or_never().is_none());
                 tokio::task::yield_now().await;
             }
             assert_eq!(refused(&calls, REQUEST).await, ProblemCode::KeyInUse);
@@ -407,10 +430,12 @@ mod tests {
         assert_ne!(again.id(), id);
         again.finish(answer("two")).await.unwrap();
         clock.advance(Duration::from_secs(1));
-        let Begun::Run(other) = calls.begin([30; 32], REQUEST).await.unwrap() else { panic!("answered") };
-        other.finish(answer("other")).await.unwrap();
+        for key in 30..32 {
+            let Begun::Run(other) = calls.begin([key; 32], REQUEST).await.unwrap() else { panic!("answered") };
+            other.finish(answer("other")).await.unwrap();
+        }
         let space = &calls.keys().await.unwrap().0;
         let left = store.view().await.unwrap().scan(&space.all(), Order::Ascending, 100).await.unwrap();
-        assert_eq!(left.len(), 4, "two records and their places: {left:?}");
+        assert_eq!(left.len(), 6, "three records and their places: {left:?}");
     }
 }

@@ -57,6 +57,23 @@ struct Keyed {
 }
 
 impl Call {
+    fn of(attempt: &Attempt) -> Call {
+        Call(Some(Arc::new(Keyed {
+            id: attempt.id(),
+            is_repeated: attempt.is_repeated(),
+            since: attempt.since(),
+            right: attempt.right().clone(),
+        })))
+    }
+
+    /// Begins a call as a request would, in tests of routes. Dropping the attempt stands for a process that dies.
+    #[cfg(test)]
+    pub(crate) async fn begin(calls: &Calls, key: u8) -> (Call, Attempt) {
+        match calls.begin([key; 32], [0; 32]).await.unwrap() {
+            Begun::Run(attempt) => (Call::of(&attempt), attempt),
+            Begun::Answered(answer) => panic!("answered: {answer:?}"),
+        }
+    }
     /// The id of the call, the same for each attempt at it: to be used as the library's own idempotency key.
     pub(crate) fn id(&self) -> Option<Uuid> {
         self.0.as_ref().map(|keyed| keyed.id)
@@ -128,13 +145,7 @@ async fn keyed(
         Begun::Answered(answer) => return Ok(replayed(answer)),
         Begun::Run(attempt) => attempt,
     };
-    let keyed = Keyed {
-        id: attempt.id(),
-        is_repeated: attempt.is_repeated(),
-        since: attempt.since(),
-        right: attempt.right().clone(),
-    };
-    parts.extensions.insert(Call(Some(Arc::new(keyed))));
+    parts.extensions.insert(Call::of(&attempt));
     let request = Request::from_parts(parts, Body::from(body));
     // A client that closes the connection does not end the call: its answer is kept for the next request.
     let task = tokio::spawn(carried_out(attempt, request, next));

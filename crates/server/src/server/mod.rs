@@ -21,8 +21,7 @@ use tokio::task::JoinSet;
 use crate::access::{Access, AccessError};
 use crate::api::{Api, Closing, DEFAULT};
 use crate::limits::Limits;
-use crate::router::assemble;
-use crate::wire::problem;
+use crate::router::{Beside, assemble};
 
 pub use listen::{Address, Listen};
 pub use tls::TlsFiles;
@@ -195,8 +194,7 @@ impl ServerBuilder {
         let access = listen::with_own_hosts(access, &bound)?;
         let closing: Closing = Arc::new(watch::Sender::new(false));
         let engines = apis.iter().map(|(name, api)| (name.clone(), api.engine().clone())).collect();
-        let unknown = async || problem::Problem::new(problem::ProblemCode::NoRoute, "see /openapi.json for all routes");
-        let router = assemble(apis, access, limits, closing.clone()).fallback(unknown);
+        let router = assemble(apis, access, limits, closing.clone(), Beside::Nothing);
         let addresses = bound.iter().map(Bound::address).collect();
         let mut loops = JoinSet::new();
         for bound in bound {

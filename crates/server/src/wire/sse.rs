@@ -84,4 +84,31 @@ mod tests {
             assert_eq!(position(&headers, None).unwrap_err().code(), ProblemCode::InvalidHeader);
         }
     }
+
+    #[tokio::test]
+    async fn a_stream_names_positions_and_ends_after_a_problem() {
+        let engine = latchwork::workflow::Engine::on(&latchwork::store::Store::memory().await.unwrap());
+        let engine = engine.start().await.unwrap();
+        let closing = crate::api::Closing::new(tokio::sync::watch::Sender::new(false));
+        let (access, limits) = (crate::access::Access::local(), crate::limits::Limits::default());
+        let namespace = crate::api::Api::on(&engine).into_namespace("default", access, limits, closing.clone());
+        let event = |position| SseEvent { position, name: Some("changed".into()), data: latchwork::json!({"a": 1}) };
+        let failed = Problem::new(ProblemCode::HistoryDropped, "gone");
+        let events = stream::iter([Ok(event(7)), Err(failed), Ok(event(8))]);
+        let answer = sse_answer(&namespace, events);
+        assert_eq!(answer.headers()["content-type"], "text/event-stream");
+        let text = axum::body::to_bytes(answer.into_body(), 10_000).await.unwrap();
+        let text = String::from_utf8(text.to_vec()).unwrap();
+        let events: Vec<&str> = text.split("\n\n").collect();
+        assert_eq!(events[0], "retry: 2000");
+        assert!(events[1].contains("id: 7") && events[1].contains("event: changed"), "{text}");
+        assert!(events[1].contains("data: {\"a\":1}"), "{text}");
+        assert!(events[2].contains("event: problem") && events[2].contains("history-dropped"), "{text}");
+        assert_eq!(events[3..], [""], "{text}");
+
+        // A stream without end ends with the server.
+        let answer = sse_answer(&namespace, stream::pending());
+        closing.send_replace(true);
+        axum::body::to_bytes(answer.into_body(), 10_000).await.unwrap();
+    }
 }

@@ -66,7 +66,7 @@ async fn a_put_adds_or_replaces_as_its_condition_says() {
     assert_eq!(put("if-match", "\"r1\"", 3).of(&running).await.json()["rev"], 2);
     assert_eq!(put("if-match", "*", 4).of(&running).await.json()["rev"], 3);
     let other = ask("PUT", "/v1/entities/ada").header("if-match", "*").json(json!({"type": "city"})).of(&running).await;
-    assert_eq!(other.is_problem(409, "conflict")["type"], "person", "the field names the type of the entity");
+    assert_eq!(other.is_problem(409, "conflict")["entity_type"], "person");
 }
 
 #[tokio::test]
@@ -175,7 +175,7 @@ async fn a_transaction_lands_whole_or_names_every_failed_check() {
     assert_eq!(failed[0]["code"], "revision-conflict");
     assert_eq!((&failed[0]["op"], &failed[0]["current_rev"]), (&json!(0), &json!(2)));
     assert_eq!((&failed[1]["op"], &failed[1]["current_rev"]), (&json!(1), &json!(1)));
-    let missing = transact(json!({"ops": [{"update": {"id": "nobody", "data": 1}}]})).of(&running).await;
+    let missing = transact(json!({"ops": [{"update": {"id": "missing", "data": 1}}]})).of(&running).await;
     missing.is_problem(404, "transaction-rejected");
     let unknown = transact(json!({"ops": [{"upsert": {"id": "a"}}]})).of(&running).await;
     let problem = unknown.is_problem(400, "invalid-body");

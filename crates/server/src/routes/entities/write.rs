@@ -1,6 +1,6 @@
 //! Writes of entities by a call. Every commit of a call under an `Idempotency-Key` carries the id of the call in its
-//! note and is guarded by the right of its attempt. So the next attempt finds in the history of the entity whether the one
-//! before has landed, and an attempt that was taken over cannot land any more.
+//! note and is guarded by the right of its attempt. So the next attempt finds in the history of the entity whether the
+//! one before has landed, and an attempt that was taken over cannot land any more.
 
 use axum::http::StatusCode;
 use latchwork::Page;
@@ -62,7 +62,7 @@ impl Write<'_> {
             }
             if *found.entity_type != content.entity_type {
                 let detail = format!("entity {id:?} has type {:?}, which cannot change", found.entity_type);
-                return Err(Problem::new(ProblemCode::Conflict, detail).with("type", &*found.entity_type));
+                return Err(Problem::new(ProblemCode::Conflict, detail).with("entity_type", &*found.entity_type));
             }
             let update = content.clone().into_update(id).if_rev(found.rev);
             match self.commit(Transaction::new().update(update)).await {
@@ -130,15 +130,17 @@ impl Write<'_> {
                 }
             }
             if next.is_none() {
-                return self.has_history(since).await.map(|()| None);
+                return self.has_history(id, since).await.map(|()| None);
             }
             after = next;
         }
     }
 
     /// Fails if what was written since then may have been forgotten.
-    async fn has_history(&self, since: Generation) -> Result<(), Problem> {
-        match self.namespace.entities().as_of(since).await {
+    async fn has_history(&self, id: &str, since: Generation) -> Result<(), Problem> {
+        // A view alone does not tell: what is kept differs from space to space.
+        let read = async { self.namespace.entities().as_of(since).await?.get(id).await };
+        match read.await {
             Ok(_) => Ok(()),
             Err(EntityError::Store(StoreError::HistoryDropped { .. })) => {
                 let detail = "the first request was cut off, and the history that would show its effect is not kept; \
@@ -202,4 +204,122 @@ pub(crate) fn precondition_failed(error: EntityError) -> Problem {
     let is_condition = matches!(error, EntityError::RevisionConflict { .. } | EntityError::AlreadyExists { .. });
     let problem = Problem::from(error);
     if is_condition { problem.at_status(StatusCode::PRECONDITION_FAILED) } else { problem }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    use crate::access::Access;
+    use crate::api::{Api, Closing};
+    use crate::limits::Limits;
+    use latchwork::entity::{Add, Entities, Remove, Update};
+    use latchwork::store::{History, Store};
+    use latchwork::workflow::Engine;
+    use latchwork::{Value, json};
+
+    async fn namespace(store: &Store) -> Namespace {
+        let engine = Engine::on(store).start().await.unwrap();
+        let closing = Closing::new(tokio::sync::watch::Sender::new(false));
+        Api::on(&engine).into_namespace("default", Access::local(), Limits::default(), closing)
+    }
+
+    fn caller() -> Caller {
+        Caller { subject: Arc::from("billing") }
+    }
+
+    fn ops(ops: Value) -> EntityTransaction {
+        serde_json::from_value(json!({"ops": ops, "reason": "monthly"})).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_write_that_landed_before_its_process_died_is_found() {
+        let namespace = namespace(&Store::memory().await.unwrap()).await;
+        let caller = caller();
+        for (key, transaction, effect) in [
+            (1, Transaction::new().add(Add::new("t").id("a")), Effect::Added),
+            (2, Transaction::new().update(Update::new("a").data(2).if_rev(Rev(1))), Effect::Updated),
+            (3, Transaction::new().remove(Remove::new("a").if_rev(Rev(2))), Effect::Removed),
+        ] {
+            let (call, attempt) = Call::begin(namespace.calls(), key).await;
+            let write = Write { namespace: &namespace, caller: &caller, call: &call };
+            assert_eq!(write.landed("a").await.unwrap(), None);
+            let receipt = write.commit(transaction).await.unwrap();
+            assert_eq!(receipt.effect, effect);
+            drop(attempt);
+            let (call, attempt) = Call::begin(namespace.calls(), key).await;
+            // Another writer does not hide it.
+            let other = namespace.entities().add(Add::new("t").id("a").if_absent(true)).await;
+            assert!(other.is_ok());
+            let write = Write { namespace: &namespace, caller: &caller, call: &call };
+            assert_eq!(write.landed("a").await.unwrap(), Some(receipt));
+            assert_eq!(write.landed("b").await.unwrap(), None);
+            drop(attempt);
+        }
+    }
+
+    #[tokio::test]
+    async fn an_attempt_that_was_taken_over_writes_nothing() {
+        let namespace = namespace(&Store::memory().await.unwrap()).await;
+        let caller = caller();
+        let (old, attempt) = Call::begin(namespace.calls(), 1).await;
+        drop(attempt);
+        let (new, _attempt) = Call::begin(namespace.calls(), 1).await;
+        let add = || Transaction::new().add(Add::new("t").id("a"));
+        let late = Write { namespace: &namespace, caller: &caller, call: &old }.commit(add()).await;
+        assert!(matches!(late, Err(EntityError::Fenced { .. })), "{late:?}");
+        let write = Write { namespace: &namespace, caller: &caller, call: &new };
+        assert_eq!(write.landed("a").await.unwrap(), None);
+        assert!(write.commit(add()).await.unwrap().was_added());
+    }
+
+    #[tokio::test]
+    async fn a_transaction_that_landed_has_its_receipt_again() {
+        let namespace = namespace(&Store::memory().await.unwrap()).await;
+        let (caller, entities) = (caller(), namespace.entities().clone());
+        for id in ["b", "c", "d", "e"] {
+            entities.add(Add::new("t").id(id)).await.unwrap();
+        }
+        let asked = || {
+            ops(json!([
+                {"require_exists": {"id": "b"}}, {"require_absent": {"id": "z"}}, {"add": {"type": "t"}},
+                {"update": {"id": "c", "data": 1, "if_rev": 1}}, {"remove": {"id": "d"}},
+                {"add": {"type": "t", "id": "e", "if_absent": true}},
+            ]))
+        };
+        let (call, attempt) = Call::begin(namespace.calls(), 1).await;
+        let first = Write { namespace: &namespace, caller: &caller, call: &call }.transact(asked()).await.unwrap();
+        drop(attempt);
+        entities.update(Update::new("b").data(7)).await.unwrap();
+        entities.update(Update::new("c").data(7)).await.unwrap();
+        let (call, _attempt) = Call::begin(namespace.calls(), 1).await;
+        let again = Write { namespace: &namespace, caller: &caller, call: &call }.transact(asked()).await.unwrap();
+        assert_eq!(json!(again), json!(first));
+        let history = entities.now().await.unwrap().history("c").await.unwrap();
+        assert_eq!(history.items.len(), 3, "the transaction landed once");
+        assert_eq!(history.items[1].meta.author.as_deref(), Some("billing"));
+    }
+
+    #[tokio::test]
+    async fn a_write_that_history_no_longer_shows_is_not_repeated() {
+        let store = Store::memory().await.unwrap();
+        Entities::with_history(&store, History::None).await.unwrap();
+        let namespace = namespace(&store).await;
+        let caller = caller();
+        let (call, attempt) = Call::begin(namespace.calls(), 1).await;
+        let write = Write { namespace: &namespace, caller: &caller, call: &call };
+        write.commit(Transaction::new().add(Add::new("t").id("a"))).await.unwrap();
+        drop(attempt);
+        namespace.entities().remove("a").await.unwrap();
+        // The engine lets go of the view that it has recovered from.
+        while store.stats().await.unwrap().pins > 0 {
+            tokio::task::yield_now().await;
+        }
+        while store.maintain().await.unwrap() {}
+        let (call, _attempt) = Call::begin(namespace.calls(), 1).await;
+        let write = Write { namespace: &namespace, caller: &caller, call: &call };
+        let problem = write.landed("a").await.unwrap_err();
+        assert_eq!(problem.code(), ProblemCode::OutcomeUnknown);
+    }
 }
