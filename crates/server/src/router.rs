@@ -53,6 +53,16 @@ impl Hub {
     }
 }
 
+/// The namespace whose routes are at `/v1` itself on one connection.
+#[derive(Debug, Clone)]
+pub(crate) struct Home(pub(crate) Arc<str>);
+
+impl Default for Home {
+    fn default() -> Home {
+        Home(DEFAULT.into())
+    }
+}
+
 /// Whether there are routes beside those of the namespaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Beside {
@@ -131,11 +141,12 @@ fn cors(access: &Access) -> Option<CorsLayer> {
     (!origins.is_empty()).then(layer)
 }
 
-/// Passes a request to its namespace: `/v1/ns/NAME/…`, or `/v1/…` for the default namespace. A token that is not valid
+/// Passes a request to its namespace: `/v1/ns/NAME/…`, or `/v1/…` for the default namespace of the connection. A token that is not valid
 /// in a namespace learns nothing about it, not even whether it exists.
 async fn dispatch(State(hub): State<Hub>, request: Request) -> Response {
     let (mut parts, body) = request.into_parts();
-    let (name, path) = named_namespace(parts.uri.path());
+    let home = parts.extensions.get::<Home>().cloned().unwrap_or_default();
+    let (name, path) = named_namespace(parts.uri.path(), &home);
     let Some((_, router)) = hub.0.namespaces.get(&name) else {
         let known = hub.0.access.admit(&parts, Role::Read, &name);
         let missing = |_| Problem::new(ProblemCode::NamespaceNotFound, format!("there is no namespace {name:?}"));
@@ -157,14 +168,14 @@ async fn dispatch(State(hub): State<Hub>, request: Request) -> Response {
 }
 
 /// The namespace that a path names, and the path within it.
-fn named_namespace(path: &str) -> (String, &str) {
+fn named_namespace<'a>(path: &'a str, home: &Home) -> (String, &'a str) {
     let within = path.strip_prefix("/v1").unwrap_or(path);
     match within.strip_prefix("/ns/") {
         Some(rest) => {
             let end = rest.find('/').unwrap_or(rest.len());
             (rest[..end].to_string(), &rest[end..])
         }
-        None => (DEFAULT.to_string(), within),
+        None => (home.0.to_string(), within),
     }
 }
 
@@ -190,8 +201,9 @@ mod tests {
             ("/v1/ns/", "", ""),
             ("/v1/nsx/a", "default", "/nsx/a"),
         ] {
-            assert_eq!(named_namespace(path), (name.to_string(), within), "{path}");
+            assert_eq!(named_namespace(path, &Home::default()), (name.to_string(), within), "{path}");
         }
+        assert_eq!(named_namespace("/v1/a", &Home("billing".into())), ("billing".into(), "/a"));
         let uri = with_path(&"/v1/entities/a%2Fb?x=1".parse().unwrap(), "/entities/a%2Fb").unwrap();
         assert_eq!(uri, "/entities/a%2Fb?x=1");
     }

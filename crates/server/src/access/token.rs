@@ -51,6 +51,18 @@ impl Token {
         Ok(Token { name: name.into(), hash: hash.to_ascii_lowercase(), role, namespaces: Vec::new() })
     }
 
+    /// A token of which the text is known, for example because another program has made it.
+    ///
+    /// ```
+    /// use latchwork_server::{Role, Token};
+    ///
+    /// let token = Token::of_secret("billing", "lw_5e5e…", Role::Read).unwrap();
+    /// assert_eq!(token.hash().len(), 64);
+    /// ```
+    pub fn of_secret(name: &str, secret: &str, role: Role) -> Result<Token, AccessError> {
+        Token::new(name, &hash(secret), role)
+    }
+
     /// Restricts the token to these namespaces. Without any, it is valid in all.
     pub fn namespaces(mut self, namespaces: impl IntoIterator<Item = impl Into<String>>) -> Token {
         self.namespaces = namespaces.into_iter().map(Into::into).collect();
@@ -65,6 +77,16 @@ impl Token {
     /// What the token allows.
     pub fn role(&self) -> Role {
         self.role
+    }
+
+    /// What is stored of its text, for the configuration of a server.
+    pub fn hash(&self) -> &str {
+        &self.hash
+    }
+
+    /// Where it is valid; empty if that is everywhere.
+    pub fn valid_in(&self) -> &[String] {
+        &self.namespaces
     }
 
     /// True if the token is valid in this namespace.

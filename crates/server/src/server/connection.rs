@@ -22,6 +22,7 @@ use tower::ServiceExt;
 use crate::access::Peer;
 use crate::api::{Closing, closed};
 use crate::limits::Limits;
+use crate::router::Home;
 use crate::server::listen::Bound;
 
 /// The time in which a client must have agreed on TLS.
@@ -83,13 +84,13 @@ async fn accept_one(
             stream.set_nodelay(true)?;
             let peer = Peer::at(address);
             match tls.clone() {
-                None => open.spawn(serve(stream, peer, serving, place)),
+                None => open.spawn(serve(stream, peer, Home::default(), serving, place)),
                 Some(tls) => open.spawn(serve_tls(tls, stream, peer, serving, place)),
             };
         }
-        Bound::Socket(socket) => {
+        Bound::Socket(socket, home) => {
             let (stream, _) = socket.listener().accept().await?;
-            open.spawn(serve(stream, Peer::Owner, serving, place));
+            open.spawn(serve(stream, Peer::Owner, home.clone(), serving, place));
         }
     }
     Ok(())
@@ -104,12 +105,12 @@ where
         () = serving.env.sleep(HANDSHAKE) => return,
     };
     match agreed {
-        Ok(stream) => serve(stream, peer, serving, place).await,
+        Ok(stream) => serve(stream, peer, Home::default(), serving, place).await,
         Err(error) => tracing::debug!(%error, "a client did not agree on TLS"),
     }
 }
 
-async fn serve<S>(stream: S, peer: Peer, serving: Serving, _place: OwnedSemaphorePermit)
+async fn serve<S>(stream: S, peer: Peer, home: Home, serving: Serving, _place: OwnedSemaphorePermit)
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
@@ -118,6 +119,7 @@ where
     let service = service_fn(move |request: Request<Incoming>| {
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(peer);
+        request.extensions_mut().insert(home.clone());
         router.clone().oneshot(request)
     });
     let mut http = http1::Builder::new();

@@ -11,6 +11,7 @@ use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
 use crate::access::Access;
+use crate::router::Home;
 use crate::server::ServerError;
 use crate::server::socket::OwnSocket;
 use crate::server::tls::TlsFiles;
@@ -28,6 +29,8 @@ pub enum Listen {
     Tls(SocketAddr, TlsFiles),
     /// A socket `api.sock` in this directory, which only the user of the process can open.
     Socket(PathBuf),
+    /// The same for the data directory of a namespace: on this socket, the namespace of this name is the default one.
+    SocketOf(PathBuf, String),
 }
 
 impl Default for Listen {
@@ -52,7 +55,7 @@ pub enum Address {
 /// A listener.
 pub(crate) enum Bound {
     Tcp(TcpListener, SocketAddr, Option<TlsAcceptor>),
-    Socket(OwnSocket),
+    Socket(OwnSocket, Home),
 }
 
 impl Listen {
@@ -61,7 +64,7 @@ impl Listen {
         let (address, has_tls) = match self {
             Listen::Tcp(address) => (*address, false),
             Listen::Tls(address, _) => (*address, true),
-            Listen::Socket(_) => return Ok(()),
+            Listen::Socket(_) | Listen::SocketOf(..) => return Ok(()),
         };
         if address.ip().is_loopback() || access.is_insecure() {
             return Ok(());
@@ -78,7 +81,12 @@ impl Listen {
         let (address, tls) = match self {
             Listen::Tcp(address) => (address, None),
             Listen::Tls(address, files) => (address, Some(acceptor(files.load()?))),
-            Listen::Socket(directory) => return Ok(Bound::Socket(OwnSocket::bind(&directory).await?)),
+            Listen::Socket(directory) => {
+                return Ok(Bound::Socket(OwnSocket::bind(&directory).await?, Home::default()));
+            }
+            Listen::SocketOf(directory, namespace) => {
+                return Ok(Bound::Socket(OwnSocket::bind(&directory).await?, Home(namespace.into())));
+            }
         };
         let refused = |cause: io::Error| ServerError::Listen { address: address.to_string(), cause };
         let listener = TcpListener::bind(address).await.map_err(refused)?;
@@ -96,7 +104,7 @@ impl Bound {
         match self {
             Bound::Tcp(_, address, None) => Address::Tcp(*address),
             Bound::Tcp(_, address, Some(_)) => Address::Tls(*address),
-            Bound::Socket(socket) => Address::Socket(socket.path().to_path_buf()),
+            Bound::Socket(socket, _) => Address::Socket(socket.path().to_path_buf()),
         }
     }
 }
@@ -105,7 +113,7 @@ impl Bound {
 pub(crate) fn with_own_hosts(access: Access, bound: &[Bound]) -> Result<Access, ServerError> {
     let addresses = bound.iter().filter_map(|bound| match bound {
         Bound::Tcp(_, address, _) if !address.ip().is_unspecified() => Some(address.to_string()),
-        Bound::Tcp(..) | Bound::Socket(_) => None,
+        Bound::Tcp(..) | Bound::Socket(..) => None,
     });
     Ok(addresses.into_iter().try_fold(access, |access, address| access.host(&address))?)
 }

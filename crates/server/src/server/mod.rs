@@ -3,6 +3,7 @@
 
 mod connection;
 mod listen;
+mod metrics;
 mod socket;
 mod tls;
 
@@ -28,6 +29,7 @@ pub use tls::TlsFiles;
 
 use connection::Serving;
 use listen::Bound;
+use metrics::Render;
 
 /// Why a server did not start or end.
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +51,12 @@ pub enum ServerError {
         address: SocketAddr,
         /// What is missing.
         needs: &'static str,
+    },
+    /// A socket is for a namespace that the server does not have.
+    #[error("there is no namespace {name:?} for a socket")]
+    NoSuchNamespace {
+        /// The name.
+        name: String,
     },
     /// The host is not this machine, so requests may come from others.
     #[error("a public host is served without a token: add a token, or an explicit insecure access")]
@@ -101,6 +109,7 @@ pub struct ServerBuilder {
     listens: Vec<Listen>,
     access: Access,
     limits: Limits,
+    metrics: Option<Render>,
 }
 
 /// A server that runs. Dropping it ends it at once, without waiting for requests.
@@ -129,7 +138,7 @@ impl Server {
     /// ```
     pub fn builder() -> ServerBuilder {
         let (access, limits) = (Access::local(), Limits::default());
-        ServerBuilder { apis: BTreeMap::new(), listens: Vec::new(), access, limits }
+        ServerBuilder { apis: BTreeMap::new(), listens: Vec::new(), access, limits, metrics: None }
     }
 
     /// Where the server listens, with the ports that the system has chosen.
@@ -178,9 +187,16 @@ impl ServerBuilder {
         self
     }
 
+    /// Serves metrics at `/metrics`, which this function renders as text for Prometheus: those of the whole process, so
+    /// a token needs the role `read` in all namespaces. Requests are counted with the facade of the crate `metrics`.
+    pub fn metrics(mut self, render: impl Fn() -> String + Send + Sync + 'static) -> ServerBuilder {
+        self.metrics = Some(Arc::new(render));
+        self
+    }
+
     /// Starts to listen. When this returns, connections are accepted.
     pub async fn start(self) -> Result<Server, ServerError> {
-        let ServerBuilder { apis, listens, access, limits } = self;
+        let ServerBuilder { apis, listens, access, limits, metrics } = self;
         let env = check_names(&apis)?;
         let listens = if listens.is_empty() { vec![Listen::default()] } else { listens };
         if access.has_public_hosts() && !access.has_tokens() && !access.is_insecure() {
@@ -189,12 +205,22 @@ impl ServerBuilder {
         let mut bound = Vec::new();
         for listen in listens {
             listen.check(&access)?;
+            if let Listen::SocketOf(_, name) = &listen
+                && !apis.contains_key(name)
+            {
+                return Err(ServerError::NoSuchNamespace { name: name.clone() });
+            }
             bound.push(listen.bind().await?);
         }
         let access = listen::with_own_hosts(access, &bound)?;
         let closing: Closing = Arc::new(watch::Sender::new(false));
         let engines = apis.iter().map(|(name, api)| (name.clone(), api.engine().clone())).collect();
-        let router = assemble(apis, access, limits, closing.clone(), Beside::Nothing);
+        let names: Vec<String> = apis.keys().cloned().collect();
+        let router = assemble(apis, access.clone(), limits, closing.clone(), Beside::Nothing);
+        let router = match metrics {
+            Some(render) => metrics::serve(router, render, access, names, &env),
+            None => router,
+        };
         let addresses = bound.iter().map(Bound::address).collect();
         let mut loops = JoinSet::new();
         for bound in bound {

@@ -49,6 +49,59 @@ async fn the_socket_serves_its_owner_without_a_token() {
 }
 
 #[tokio::test]
+async fn the_socket_of_a_namespace_serves_that_namespace() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = Server::builder()
+        .namespace("default", Api::on(&engine().await))
+        .namespace("billing", Api::on(&engine().await))
+        .listen(free())
+        .listen(Listen::SocketOf(directory.path().into(), "billing".into()))
+        .start()
+        .await
+        .unwrap();
+    let Address::Socket(path) = &server.addresses()[1] else { panic!("{:?}", server.addresses()) };
+    let path = path.clone();
+    let added = ask("POST", "/v1/entities").json(json!({"id": "a", "type": "t"})).at_socket(&path).await;
+    assert_eq!(added.status, 201, "{added:?}");
+    assert_eq!(ask("GET", "/v1/ns/billing/entities/a").at_socket(&path).await.status, 200);
+    assert_eq!(ask("GET", "/v1/ns/default/entities/a").at_socket(&path).await.status, 404);
+    assert_eq!(ask("GET", "/v1/ns/billing/entities/a").at(&address(&server)).await.status, 200);
+    assert_eq!(ask("GET", "/v1/entities/a").at(&address(&server)).await.status, 404);
+    server.shutdown().await.unwrap();
+    let unknown = Listen::SocketOf(directory.path().into(), "billing".into());
+    let refused = Server::builder().namespace("default", Api::on(&engine().await)).listen(unknown).start().await;
+    assert!(matches!(refused.err(), Some(ServerError::NoSuchNamespace { .. })));
+}
+
+#[tokio::test]
+async fn metrics_are_shown_to_readers_of_all_namespaces() {
+    let env = Env::system();
+    let (all, one) = (NewToken::generate("all", Role::Read, &env), NewToken::generate("one", Role::Read, &env));
+    let one = one.namespaces(["default"]);
+    let access = Access::local().token(all.token()).unwrap().token(one.token()).unwrap();
+    let running = start_with(|server| {
+        let server = server.metrics(|| "latchwork_steps_total 7\n".into());
+        server.access(access)
+    })
+    .await;
+    let asked = |token: &NewToken| ask("GET", "/metrics").header("authorization", &format!("Bearer {}", token.secret()));
+    let shown = asked(&all).of(&running).await;
+    assert_eq!((shown.status, shown.text.as_str()), (200, "latchwork_steps_total 7\n"));
+    assert_eq!(shown.header("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
+    assert_eq!(asked(&one).of(&running).await.status, 200, "there is one namespace");
+    ask("GET", "/metrics").of(&running).await.is_problem(401, "unauthenticated");
+    asked(&all).header("host", "evil.example").of(&running).await.is_problem(421, "host-not-allowed");
+    running.server.shutdown().await.unwrap();
+
+    let access = Access::local().token(one.token()).unwrap();
+    let second = Api::on(&engine().await);
+    let running = start_with(|server| server.namespace("billing", second).metrics(String::new).access(access)).await;
+    asked(&one).of(&running).await.is_problem(403, "forbidden");
+    let without = start().await;
+    ask("GET", "/metrics").of(&without).await.is_problem(404, "no-route");
+}
+
+#[tokio::test]
 async fn an_address_that_others_can_reach_needs_protection() {
     let token = NewToken::generate("a", Role::Read, &Env::system()).token();
     let with_token = Access::local().token(token).unwrap();
