@@ -19,7 +19,7 @@ use crate::flow::frame::Frame;
 use crate::flow::request::FlowSabotage;
 use crate::flow::request::{Asker, FlowRequest, Settings, shown};
 use crate::flow::schema::{StatePart, merge};
-use crate::flow::stream::{Events, FlowEvent};
+use crate::flow::stream::{self, Events, FlowEvent};
 use crate::flow::suspend::{self, AnswerKind, Suspension, Suspensions};
 use crate::json;
 use crate::record::Record;
@@ -670,6 +670,19 @@ impl RequestHandle {
     /// ```
     pub fn events_after(&self, number: u64) -> Events {
         self.events_from(number.saturating_add(1))
+    }
+
+    /// The number of the last event so far: of a request that has ended, that of its end. `None` if there is no event
+    /// yet.
+    ///
+    /// ```
+    /// # use latchwork::flow::{RequestHandle, Result};
+    /// # async fn example(request: RequestHandle, seen: u64) -> Result<()> {
+    /// let is_of_the_future = request.last_event().await?.is_none_or(|last| seen > last);
+    /// # Ok(()) }
+    /// ```
+    pub async fn last_event(&self) -> Result<Option<u64>> {
+        Ok(stream::last(&self.engine.inner, self.id()).await?)
     }
 
     fn events_from(&self, next: u64) -> Events {

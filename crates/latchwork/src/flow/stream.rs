@@ -13,10 +13,11 @@ use crate::flow::state::ToldChange;
 use crate::json::json_record;
 use crate::record::Record;
 use crate::state::Event;
-use crate::store::{Bytes, Order, Rev, Timestamp};
+use crate::store::{Bytes, Order, Rev, Timestamp, View};
 use crate::workflow::ctx::step::read_failure;
 use crate::workflow::engine::{EngineInner, News};
 use crate::workflow::journal::place::BranchPath;
+use crate::workflow::stored::kept::Kept;
 use crate::workflow::stored::record::{EntryState, Kind, StoredStatus};
 use crate::workflow::{ExecutionId, ExecutionState, Failure, WorkflowError};
 
@@ -244,11 +245,24 @@ async fn page(engine: &EngineInner, id: &ExecutionId, next: u64) -> Result<Optio
     if !execution.status.is_terminal() {
         return Ok(None);
     }
-    // The end is the execution's own record: it comes right after the last stored event.
-    let last = view.scan(&kept.events(0), Order::Descending, 1).await?;
-    let number = last.first().and_then(|(key, _)| kept.read_event(key)).map_or(0, |last| last + 1);
+    let number = upcoming(&view, &kept).await?;
     let ended = ended(number, item.time, &execution.status);
     Ok(Some(if number >= next { vec![ended] } else { Vec::new() }))
+}
+
+/// The number that follows those of the stored events. The end of a request has it: it is the execution's own record.
+async fn upcoming(view: &View, kept: &Kept<'_>) -> Result<u64, WorkflowError> {
+    let last = view.scan(&kept.events(0), Order::Descending, 1).await?;
+    Ok(last.first().and_then(|(key, _)| kept.read_event(key)).map_or(0, |last| last + 1))
+}
+
+/// The number of the last event so far.
+pub(crate) async fn last(engine: &EngineInner, id: &ExecutionId) -> Result<Option<u64>, WorkflowError> {
+    let (view, kept) = (engine.store.view().await?, engine.kept(id));
+    let found = crate::workflow::stored::record::fetch_execution(&view, &engine.spaces.executions, id).await?;
+    let Some((execution, _)) = found else { return Err(WorkflowError::NotFound { id: id.clone() }) };
+    let upcoming = upcoming(&view, &kept).await?;
+    Ok(if execution.status.is_terminal() { Some(upcoming) } else { upcoming.checked_sub(1) })
 }
 
 fn ended(number: u64, time: Timestamp, status: &StoredStatus) -> NumberedEvent {

@@ -27,6 +27,11 @@ pub(crate) enum Ask {
         ticket: u64,
         id: Option<Vec<u8>>,
     },
+    /// Releases or removes a request, if it is one of this owner.
+    LetGo {
+        owner: Owner,
+        ticket: u64,
+    },
     /// Releases or removes the request with this id of the owner, and its message. Does nothing while another caller of
     /// the same request still listens.
     Abandon {

@@ -140,7 +140,7 @@ impl Locks {
         Ok(Locks { _stop: Some(Arc::new(StopServiceOnDrop(service.clone()))), service })
     }
 
-    pub(crate) fn of(service: &Arc<Service>) -> Locks {
+    pub(crate) fn served_by(service: &Arc<Service>) -> Locks {
         Locks { service: service.clone(), _stop: None }
     }
 
@@ -360,15 +360,9 @@ impl Lock {
         self.name.check()?;
         let env = self.service.node.store.env();
         let id = match &self.request {
-            Some(request) => [&[1], request.as_bytes()].concat(),
+            Some(request) => request_id(&self.name, request)?,
             None => [&[0], &env.uuid().as_bytes()[..]].concat(),
         };
-        if id.len() > 257 {
-            return Err(LockError::Name {
-                name: self.name.to_string(),
-                reason: "a request's id is longer than 256 bytes",
-            });
-        }
         // A limit beyond the end of the clock counts as no limit.
         let until = patience.limit().and_then(|limit| env.monotonic().checked_add(limit));
         let mut is_known = self.request.is_some();
@@ -424,6 +418,14 @@ impl Lock {
                 }
             }
         }
+    }
+}
+
+/// The name of a session's request, for an id that its caller chose.
+pub(super) fn request_id(lock: &LockName, id: &str) -> Result<Vec<u8>> {
+    match id.len() {
+        ..=256 => Ok([&[1], id.as_bytes()].concat()),
+        _ => Err(LockError::Name { name: lock.to_string(), reason: "a request's id is longer than 256 bytes" }),
     }
 }
 

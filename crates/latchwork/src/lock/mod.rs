@@ -53,6 +53,7 @@ pub(crate) mod owners;
 mod record;
 pub(crate) mod service;
 mod session;
+mod standing;
 pub(crate) mod stored;
 pub(crate) mod table;
 
@@ -64,3 +65,4 @@ pub use name::{FencingToken, LockName, LockScope, Owner};
 pub use operate::{ForcedRelease, LeaseState, LockList, LockState, LockSummary, Requested, StoredLocks};
 pub use record::{AcquireOutcome, Holder, LockRecord, TokensSpent, Waiter, initial_lock_record};
 pub use session::{Session, SessionBuilder};
+pub use standing::{SessionState, Standing, StandingRequest};

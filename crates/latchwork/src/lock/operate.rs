@@ -172,6 +172,14 @@ pub struct ForcedRelease {
     pub token: u64,
     /// True if the lock was held, and not only waited for.
     pub was_held: bool,
+    /// The number of permits.
+    pub permits: u32,
+    /// When the request was made.
+    #[serde(rename = "since_us")]
+    pub since: Timestamp,
+    /// When it was granted, if it was.
+    #[serde(rename = "granted_us")]
+    pub granted: Option<Timestamp>,
     /// When it was forced.
     #[serde(rename = "at_us")]
     pub at: Timestamp,
@@ -270,8 +278,10 @@ impl StoredLocks {
             if let (Some((_, token)), Ok(Forced { request, at_us, reason })) =
                 (read_ticket(&key), Forced::decode(&item.value))
             {
-                let was_held = request.granted_us.is_some();
-                forced.push(ForcedRelease { owner: request.owner, token, was_held, at: Timestamp(at_us), reason });
+                let LockRequest { owner, permits, since_us, granted_us, .. } = request;
+                let (since, granted) = (Timestamp(since_us), granted_us.map(Timestamp));
+                let (was_held, at) = (granted.is_some(), Timestamp(at_us));
+                forced.push(ForcedRelease { owner, token, was_held, permits, since, granted, at, reason });
             }
         }
         let (used, waiting) = (head.used, head.waiting);
@@ -357,6 +367,21 @@ impl Locks {
     /// ```
     pub fn inspect<N: Into<LockName>>(&self, name: N) -> impl Future<Output = Result<LockState>> + Send + use<N> {
         self.stored().inspect(name)
+    }
+
+    /// Everything that an owner holds or waits for, each with its token.
+    ///
+    /// ```
+    /// # use latchwork::lock::{Locks, Owner, Result, Session};
+    /// # async fn example(locks: Locks, session: Session) -> Result<()> {
+    /// for (lock, token) in locks.of(&Owner::Session(session.id())).await? {
+    ///     println!("{lock} under token {token}");
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn of(&self, owner: &Owner) -> impl Future<Output = Result<Vec<(LockName, u64)>>> + Send + use<> {
+        let (stored, owner) = (self.stored(), owner.clone());
+        async move { stored.of(&owner).await }
     }
 
     /// Releases the grant of this token, or removes the request that waits under it. The reason stays in the lock's

@@ -136,6 +136,19 @@ impl Service {
         }
     }
 
+    /// A caller no longer listens to its request, of which it may not know the ticket.
+    pub(crate) fn unhear(&self, lock: &LockName, ticket: Option<u64>, ear: &Ear) {
+        // If its request is not registered yet, it will not be.
+        ear.send_replace(Heard::Gone(Gone::LetGo));
+        let (first, last) = ticket.map_or((0, u64::MAX), |ticket| (ticket, ticket));
+        let mut ears = self.ears.lock();
+        let unheard = ears.extract_if((lock.clone(), first)..=(lock.clone(), last), |_, (_, ears)| {
+            ears.retain(|other| !Arc::ptr_eq(other, ear));
+            ears.is_empty()
+        });
+        unheard.for_each(drop);
+    }
+
     /// Notifies callers in this process about their requests.
     pub(crate) fn tell_requests(&self, lock: &LockName, told: Vec<CallerNotice>) {
         if told.is_empty() {

@@ -18,7 +18,8 @@ use crate::store::{ErrorKind, StoreError, Uuid};
 const SHORTEST: Duration = Duration::from_millis(10);
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// Holds locks for code outside of workflows. When the last handle is dropped, all its locks are released.
+/// Holds locks for code outside of workflows. When the last handle is dropped, all its locks are released, unless it is
+/// [lasting](SessionBuilder::lasting).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -37,13 +38,14 @@ const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
-pub struct Session(Arc<session::LocalSession>);
+pub struct Session(pub(super) Arc<session::LocalSession>);
 
 /// A session that has not begun yet. It begins when this is awaited.
 #[must_use = "a session begins when this is awaited"]
 pub struct SessionBuilder {
     service: Arc<Service>,
     terms: SessionOptions,
+    lasting: Option<Uuid>,
 }
 
 impl Locks {
@@ -57,7 +59,7 @@ impl Locks {
     /// # Ok(()) }
     /// ```
     pub fn session(&self) -> SessionBuilder {
-        SessionBuilder { service: self.service.clone(), terms: SessionOptions::new(LEASE) }
+        SessionBuilder { service: self.service.clone(), terms: SessionOptions::new(LEASE), lasting: None }
     }
 }
 
@@ -104,13 +106,48 @@ impl SessionBuilder {
         self
     }
 
+    /// The session belongs to no process: it outlasts its handles and this process, for example for a client over a
+    /// network. Whoever knows its id finds it by [`Locks::lasting_session`] and renews it. It ends by [`Session::end`],
+    /// or when it is not renewed. Begun again under the same id, it is the same session with the terms that it has.
+    ///
+    /// Choose an id that was never used, such as [`Env::uuid`](crate::store::Env::uuid) makes, and keep it secret from
+    /// those who must not use the session.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork::lock::Locks;
+    /// # use latchwork::store::Store;
+    /// # let store = Store::memory().await?;
+    /// let id = store.env().uuid();
+    /// let locks = Locks::on(&store).await?;
+    /// drop(locks.session().label("client 7").lasting(id).await?);
+    /// locks.shutdown().await?;
+    ///
+    /// let locks = Locks::on(&store).await?; // after a restart
+    /// let session = locks.lasting_session(id).await?.expect("its lease is not over");
+    /// assert!(session.renew().await?);
+    /// # Ok(()) }
+    /// ```
+    pub fn lasting(mut self, id: Uuid) -> SessionBuilder {
+        self.lasting = Some(id);
+        self
+    }
+
     async fn begin(self) -> Result<Session> {
         check_lease(self.terms.lease)?;
         if self.terms.label.len() > 512 {
             let reason = "the session's label is longer than 512 bytes";
             return Err(LockError::Name { name: self.terms.label, reason });
         }
-        Ok(Session(self.service.sessions.begin(self.terms).await?))
+        let sessions = &self.service.sessions;
+        match self.lasting {
+            None => Ok(Session(sessions.begin(self.terms).await?)),
+            Some(id) => {
+                let lost = || LockError::SessionLost { session: id.to_string() };
+                sessions.begin_lasting(id, self.terms).await?.map(Session).ok_or_else(lost)
+            }
+        }
     }
 }
 
@@ -262,7 +299,7 @@ impl Service {
         let heard = move |notice: Option<NodeNotice>| {
             let Some(service) = service.upgrade() else { return };
             let is_its = match notice {
-                Some(NodeNotice::Session(session)) => service.sessions.has_begun(session),
+                Some(NodeNotice::Session(session)) => service.sessions.is_used(session),
                 Some(_) => false,
                 None => true,
             };

@@ -159,6 +159,10 @@ impl<'a> Planned<'a> {
             }
             Ask::Release { ticket, id: None } => self.release(*ticket, false).await?,
             Ask::Release { ticket, id: Some(id) } => self.leave(*ticket, id, false).await?,
+            Ask::LetGo { owner, ticket } => match self.request(*ticket).await? {
+                Some(request) if request.owner == *owner => self.release(*ticket, false).await?,
+                _ => return Ok(LockAnswer::Gone),
+            },
             Ask::Abandon { owner, id, ear } => match self.owned(owner, id).await? {
                 Some((ticket, _)) if self.is_left_to_others(ticket, ear) => return Ok(LockAnswer::Gone),
                 Some((ticket, _)) => self.leave(ticket, id, true).await?,

@@ -2,6 +2,8 @@
 //! for as long as its lease is renewed. This file does not know what a session holds: [`Holdings`] is all that it sees
 //! of that.
 
+mod lasting;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
@@ -37,11 +39,15 @@ pub(crate) struct Lease {
     pub(crate) lease_us: u64,
     pub(crate) since_us: u64,
     pub(crate) renewed_us: u64,
-    /// The opening of the store in which the session began. Only set if a single process can have the store open.
+    /// The opening of the store in which the session began. Only set if a single process can have the store open. Of a
+    /// lasting session, [`LASTING`].
     pub(crate) opening: Option<Uuid>,
 }
 
 stored!(Lease);
+
+/// Stands in place of an opening for a session that belongs to no process.
+pub(crate) const LASTING: Uuid = Uuid::nil();
 
 /// Declares the space of sessions: id → lease.
 pub(crate) async fn declare(store: &Store) -> Result<Space, StoreError> {
@@ -70,6 +76,8 @@ pub(crate) struct Sessions {
     beginning: tokio::sync::Mutex<()>,
     /// The sessions that were begun here and have not ended.
     begun: Mutex<BTreeSet<Uuid>>,
+    /// The lasting sessions that were used here and have not ended.
+    lasting: Mutex<BTreeSet<Uuid>>,
     /// Sessions that no task in this process renews. They end if they are not renewed.
     watched: Mutex<Watch>,
     watches: Notify,
@@ -77,11 +85,12 @@ pub(crate) struct Sessions {
     pub(crate) ended: watch::Sender<u64>,
 }
 
-/// A session that was begun here. It ends when the last handle is dropped.
+/// A session that was begun here, or a lasting one that is used here. Only a lasting session outlasts its last handle.
 pub(crate) struct LocalSession {
     sessions: Arc<Sessions>,
     pub(crate) id: Uuid,
     lease: Duration,
+    is_lasting: bool,
     is_lost: watch::Sender<bool>,
     /// When the last successful renewal was begun, by the clock that only goes forward.
     renewed: Mutex<Duration>,
@@ -105,7 +114,7 @@ impl SessionOptions {
 
 impl Drop for LocalSession {
     fn drop(&mut self) {
-        if self.is_lost() || self.sessions.node.is_stopped() {
+        if self.is_lasting || self.is_lost() || self.sessions.node.is_stopped() {
             return;
         }
         let (sessions, id) = (self.sessions.clone(), self.id);
@@ -207,6 +216,7 @@ impl Sessions {
             own: Mutex::default(),
             beginning: tokio::sync::Mutex::default(),
             begun: Mutex::default(),
+            lasting: Mutex::default(),
             watched: Mutex::default(),
             watches: Notify::new(),
             ended: watch::Sender::new(0),
@@ -236,7 +246,7 @@ impl Sessions {
         let receipt = self.commit(Commit::new(), part).await?.map_err(|_| NodeError::Stopped)?;
         let (is_lost, renewed) = (watch::Sender::new(false), Mutex::new(began));
         self.begun.lock().insert(id);
-        let session = Arc::new(LocalSession { sessions: self.clone(), id, lease, is_lost, renewed });
+        let session = Arc::new(LocalSession { sessions: self.clone(), id, lease, is_lasting: false, is_lost, renewed });
         if renews {
             self.node.runtime.spawn(keep(Arc::downgrade(&session), is_shared));
         } else {
@@ -313,7 +323,7 @@ impl Sessions {
         }
     }
 
-    /// True if the session was begun here and has not ended.
+    /// True if the session was begun here and has not ended. Nobody else uses it.
     pub(crate) fn has_begun(&self, id: Uuid) -> bool {
         self.begun.lock().contains(&id)
     }
@@ -332,6 +342,7 @@ impl Sessions {
 
     fn forget(&self, id: Uuid) {
         self.watched.lock().forget(id);
+        self.lasting.lock().remove(&id);
         self.begun.lock().remove(&id);
     }
 
@@ -388,7 +399,8 @@ impl Sessions {
         drop(view);
         for (key, item) in found {
             let record = Lease::decode(&item.value).ok();
-            let is_over = record.and_then(|record| record.opening).is_some_and(|its| its != opening);
+            let is_over = |its: Uuid| its != opening && its != LASTING;
+            let is_over = record.and_then(|record| record.opening).is_some_and(is_over);
             if let Some(id) = Uuid::from_slice(key.bytes()).ok().filter(|_| is_over) {
                 match self.end(id, Some(item.rev)).await {
                     Err(error) if error.kind() == ErrorKind::Corrupt => {

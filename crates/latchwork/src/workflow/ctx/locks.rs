@@ -54,7 +54,7 @@ impl Engine {
     /// # Ok(()) }
     /// ```
     pub fn locks(&self) -> Locks {
-        Locks::of(&self.inner.locks)
+        Locks::served_by(&self.inner.locks)
     }
 
     /// A mutex, for code outside of workflows. It is held by this process, whose lease is renewed automatically.

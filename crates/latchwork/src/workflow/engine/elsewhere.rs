@@ -33,7 +33,7 @@ impl NodeEvents for EngineInner {
             NodeNotice::Schedule(name) if self.node.owns_name(name.as_bytes()) => {
                 self.scheduling.alarms.set(&name.into(), Timestamp(0));
             }
-            NodeNotice::Session(session) if self.locks.sessions.has_begun(session) => {
+            NodeNotice::Session(session) if self.locks.sessions.is_used(session) => {
                 self.locks.count_heard();
                 let inner = self.clone();
                 self.node.runtime.spawn(async move { inner.locks.listen_at_last().await });

@@ -7,6 +7,7 @@ mod examples;
 mod forced;
 mod grants;
 mod kill;
+mod lasting;
 pub(crate) mod letting_go;
 mod model;
 mod outside;

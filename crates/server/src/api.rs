@@ -1,0 +1,171 @@
+//! The API of one namespace: what a program registers, and what every route of it can use. It knows no route and no
+//! listener.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::Router;
+use latchwork::claim::Claims;
+use latchwork::entity::Entities;
+use latchwork::flow::{Flow, Flows};
+use latchwork::store::Env;
+use latchwork::workflow::Engine;
+use tokio::sync::watch;
+
+use crate::access::Access;
+use crate::calls::Calls;
+use crate::limits::Limits;
+use crate::router::{Beside, assemble};
+
+/// The name of the namespace whose routes are at `/v1` itself.
+pub(crate) const DEFAULT: &str = "default";
+
+/// The API on one engine.
+///
+/// ```no_run
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use latchwork::store::Store;
+/// use latchwork::workflow::Engine;
+/// use latchwork_server::Api;
+///
+/// let engine = Engine::on(&Store::memory().await?).start().await?;
+/// let application = axum::Router::new().nest("/latchwork", Api::on(&engine).router());
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+#[must_use = "an Api does nothing until its router is served"]
+pub struct Api {
+    engine: Engine,
+    claims: Option<Claims>,
+    flows: BTreeMap<String, Flows>,
+    access: Access,
+    limits: Limits,
+}
+
+impl Api {
+    /// The API on an engine. It starts what the engine has registered.
+    pub fn on(engine: &Engine) -> Api {
+        let (access, limits) = (Access::local(), Limits::default());
+        Api { engine: engine.clone(), claims: None, flows: BTreeMap::new(), access, limits }
+    }
+
+    /// Serves claims.
+    pub fn claims(mut self, claims: &Claims) -> Api {
+        self.claims = Some(claims.clone());
+        self
+    }
+
+    /// Serves the actions of a flow that is registered with the engine.
+    pub fn flow(mut self, flow: &Flow) -> Api {
+        self.flows.insert(flow.kind().into(), self.engine.flow(flow));
+        self
+    }
+
+    /// Who may use the API. A [`Server`](crate::Server) has an access of its own, which replaces this one.
+    pub fn access(mut self, access: Access) -> Api {
+        self.access = access;
+        self
+    }
+
+    /// How much a request may ask for. A [`Server`](crate::Server) has limits of its own, which replace these.
+    pub fn limits(mut self, limits: Limits) -> Api {
+        self.limits = limits;
+        self
+    }
+
+    /// The routes, for an application of your own: `/v1/…`, `/openapi.json`, `/docs`, `/healthz` and `/readyz`, to be
+    /// nested or merged.
+    ///
+    /// axum tells the router where a request comes from if the application is served by
+    /// `into_make_service_with_connect_info::<SocketAddr>()`. Otherwise every request counts as one of another machine,
+    /// which the default [`Access`] refuses.
+    pub fn router(self) -> Router {
+        let (access, limits) = (self.access.clone(), self.limits);
+        // The application decides when it ends: streams end with its connections.
+        let closing = Closing::new(watch::Sender::new(false));
+        assemble(BTreeMap::from([(DEFAULT.to_string(), self)]), access, limits, closing, Beside::Others)
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    pub(crate) fn into_namespace(self, name: &str, access: Access, limits: Limits, closing: Closing) -> Namespace {
+        let Api { engine, claims, flows, .. } = self;
+        let calls = Calls::on(engine.store());
+        Namespace(Arc::new(Inner { name: name.into(), engine, claims, flows, calls, access, limits, closing }))
+    }
+}
+
+/// Tells streams that the server shuts down.
+pub(crate) type Closing = Arc<watch::Sender<bool>>;
+
+/// What a route uses: the namespace that the request is for. It is the state of every route.
+#[derive(Clone)]
+pub(crate) struct Namespace(Arc<Inner>);
+
+struct Inner {
+    name: String,
+    engine: Engine,
+    claims: Option<Claims>,
+    flows: BTreeMap<String, Flows>,
+    calls: Calls,
+    access: Access,
+    limits: Limits,
+    closing: Closing,
+}
+
+impl Namespace {
+    pub(crate) fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.0.engine
+    }
+
+    pub(crate) fn entities(&self) -> &Entities {
+        self.0.engine.entities()
+    }
+
+    /// The claims that the program has registered, if any.
+    pub(crate) fn claims(&self) -> Option<&Claims> {
+        self.0.claims.as_ref()
+    }
+
+    /// The flows that the program has registered, by name.
+    pub(crate) fn flows(&self) -> &BTreeMap<String, Flows> {
+        &self.0.flows
+    }
+
+    pub(crate) fn env(&self) -> &Env {
+        self.0.engine.store().env()
+    }
+
+    pub(crate) fn calls(&self) -> &Calls {
+        &self.0.calls
+    }
+
+    pub(crate) fn access(&self) -> &Access {
+        &self.0.access
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.0.limits
+    }
+
+    /// Resolves when the server shuts down: what would go on without end, such as a stream, ends then.
+    pub(crate) fn closing(&self) -> impl Future<Output = ()> + Send + use<> {
+        closed(&self.0.closing)
+    }
+}
+
+/// Resolves when the server shuts down.
+pub(crate) fn closed(closing: &Closing) -> impl Future<Output = ()> + Send + use<> {
+    let mut closing = closing.subscribe();
+    async move {
+        // Without a sender, the server is gone.
+        let _ = closing.wait_for(|is_closing| *is_closing).await;
+    }
+}

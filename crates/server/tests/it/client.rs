@@ -1,0 +1,172 @@
+//! A server in a scratch directory, and a client that sends one request on a connection.
+
+use std::path::Path;
+
+use axum::body::Body;
+use http_body_util::BodyExt;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use latchwork::workflow::Engine;
+use latchwork::{Value, json};
+use latchwork_server::{Access, Address, Api, Limits, Server, ServerBuilder};
+use tempfile::TempDir;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
+
+/// A server that runs, with its store.
+pub(crate) struct Running {
+    pub(crate) server: Server,
+    pub(crate) engine: Engine,
+    pub(crate) place: String,
+    _directory: TempDir,
+}
+
+/// Starts a server on a new store, on a free port.
+pub(crate) async fn start() -> Running {
+    start_with(|server| server).await
+}
+
+pub(crate) async fn start_with(change: impl FnOnce(ServerBuilder) -> ServerBuilder) -> Running {
+    let directory = tempfile::tempdir().unwrap();
+    let engine = Engine::open(directory.path()).start().await.unwrap();
+    let server = Server::builder().namespace("default", Api::on(&engine)).listen(free());
+    let server = change(server).start().await.unwrap();
+    let place = address(&server);
+    Running { server, engine, place, _directory: directory }
+}
+
+pub(crate) fn free() -> latchwork_server::Listen {
+    latchwork_server::Listen::Tcp("127.0.0.1:0".parse().unwrap())
+}
+
+pub(crate) fn address(server: &Server) -> String {
+    match &server.addresses()[0] {
+        Address::Tcp(address) => address.to_string(),
+        other => panic!("{other:?}"),
+    }
+}
+
+pub(crate) fn with_access(access: Access) -> impl FnOnce(ServerBuilder) -> ServerBuilder {
+    move |server| server.access(access)
+}
+
+pub(crate) fn with_limits(change: impl FnOnce(&mut Limits)) -> impl FnOnce(ServerBuilder) -> ServerBuilder {
+    let mut limits = Limits::default();
+    change(&mut limits);
+    move |server| server.limits(limits)
+}
+
+/// An answer.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) text: String,
+}
+
+impl Answer {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(other, _)| other == name).map(|(_, value)| value.as_str())
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// Checks that this is a problem of that code.
+    pub(crate) fn is_problem(&self, status: u16, code: &str) -> Value {
+        assert_eq!(self.status, status, "{self:?}");
+        assert_eq!(self.header("content-type"), Some("application/problem+json"), "{self:?}");
+        let document = self.json();
+        assert_eq!(document["code"], code, "{self:?}");
+        assert_eq!(document["status"], status);
+        assert_eq!(document["type"], format!("urn:latchwork:problem:{code}"));
+        document
+    }
+}
+
+/// A request that is built up.
+pub(crate) struct Ask {
+    method: String,
+    path: String,
+    headers: Vec<(String, String)>,
+    body: Option<Vec<u8>>,
+}
+
+pub(crate) fn ask(method: &str, path: &str) -> Ask {
+    Ask { method: method.into(), path: path.into(), headers: Vec::new(), body: None }
+}
+
+impl Ask {
+    pub(crate) fn header(mut self, name: &str, value: &str) -> Ask {
+        self.headers.push((name.into(), value.into()));
+        self
+    }
+
+    pub(crate) fn json(self, body: Value) -> Ask {
+        self.body(body.to_string().into_bytes()).header("content-type", "application/json")
+    }
+
+    pub(crate) fn body(mut self, body: Vec<u8>) -> Ask {
+        self.body = Some(body);
+        self
+    }
+
+    pub(crate) async fn of(self, running: &Running) -> Answer {
+        self.at(&running.place).await
+    }
+
+    pub(crate) async fn at(self, place: &str) -> Answer {
+        let stream = TcpStream::connect(place).await.unwrap();
+        self.on(stream, place).await
+    }
+
+    pub(crate) async fn at_socket(self, path: &Path) -> Answer {
+        self.on(UnixStream::connect(path).await.unwrap(), "localhost").await
+    }
+
+    async fn on<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(self, stream: S, host: &str) -> Answer {
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
+        let driver = tokio::spawn(connection);
+        let mut request = axum::http::Request::builder().method(self.method.as_str()).uri(self.path);
+        if !self.headers.iter().any(|(name, _)| name == "host") {
+            request = request.header("host", host);
+        }
+        for (name, value) in &self.headers {
+            request = request.header(name, value);
+        }
+        let request = request.body(Body::from(self.body.unwrap_or_default())).unwrap();
+        let answer = sender.send_request(request).await.unwrap();
+        let (parts, body) = answer.into_parts();
+        let text = String::from_utf8(body.collect().await.unwrap().to_bytes().to_vec()).unwrap();
+        driver.abort();
+        let headers = parts.headers.iter();
+        let headers = headers.map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_string())).collect();
+        Answer { status: parts.status.as_u16(), headers, text }
+    }
+}
+
+/// Sends bytes, and returns what is answered until the server closes the connection.
+pub(crate) async fn raw(place: &str, bytes: &[u8]) -> Answer {
+    let mut stream = TcpStream::connect(place).await.unwrap();
+    // The server may close before it has read everything.
+    let _ = stream.write_all(bytes).await;
+    let mut read = Vec::new();
+    let _ = stream.read_to_end(&mut read).await;
+    parsed(&String::from_utf8(read).unwrap())
+}
+
+fn parsed(text: &str) -> Answer {
+    let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}"));
+    let mut lines = head.lines();
+    let status = lines.next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
+    let headers = lines.filter_map(|line| line.split_once(": "));
+    let headers = headers.map(|(name, value)| (name.to_lowercase(), value.to_string())).collect();
+    Answer { status, headers, text: body.to_string() }
+}
+
+/// Adds an entity.
+pub(crate) async fn add(running: &Running, id: &str, data: Value) {
+    let added = ask("POST", "/v1/entities").json(json!({"id": id, "type": "person", "data": data})).of(running).await;
+    assert_eq!(added.status, 201, "{added:?}");
+}
