@@ -4,9 +4,11 @@ mod claims;
 mod entities;
 mod flows;
 mod health;
+mod locks;
 mod nodes;
 mod reviews;
 mod schedules;
+mod state;
 mod store;
 mod workflows;
 
@@ -24,6 +26,8 @@ const GROUPS: &[fn(&Namespace) -> Group] = &[
     schedules::group,
     reviews::group,
     flows::group,
+    locks::group,
+    state::group,
     claims::group,
     nodes::group,
     store::group,
