@@ -41,6 +41,11 @@ impl Group {
         self.add(Role::Read, false, routes)
     }
 
+    /// Adds routes that change nothing, for this role: what they show is for operators only, or costs much to find.
+    pub(crate) fn reads_for(self, role: Role, routes: UtoipaMethodRouter<Namespace>) -> Group {
+        self.add(role, false, routes)
+    }
+
     /// Adds routes that change something, for this role. They take an `Idempotency-Key`.
     pub(crate) fn changes(self, role: Role, routes: UtoipaMethodRouter<Namespace>) -> Group {
         self.add(role, true, routes)

@@ -205,7 +205,7 @@ fn effect_answer(status: StatusCode, receipt: OpReceipt) -> Response {
 }
 
 /// Text as a segment of a path.
-fn encoded(text: &str) -> String {
+pub(crate) fn encoded(text: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     text.bytes().map(|byte| if is_plain(byte) { char::from(byte).into() } else { format!("%{byte:02X}") }).collect()
 }

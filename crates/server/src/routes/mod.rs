@@ -1,7 +1,16 @@
 //! The routes, one file for each noun of the library. Adding a group is one line in [`all`].
 
+mod claims;
 mod entities;
+mod flows;
 mod health;
+mod locks;
+mod nodes;
+mod reviews;
+mod schedules;
+mod state;
+mod store;
+mod workflows;
 
 use utoipa_axum::router::OpenApiRouter;
 
@@ -11,7 +20,18 @@ use crate::group::Group;
 pub(crate) use health::health;
 
 /// All groups.
-const GROUPS: &[fn(&Namespace) -> Group] = &[entities::group];
+const GROUPS: &[fn(&Namespace) -> Group] = &[
+    entities::group,
+    workflows::group,
+    schedules::group,
+    reviews::group,
+    flows::group,
+    locks::group,
+    state::group,
+    claims::group,
+    nodes::group,
+    store::group,
+];
 
 /// The routes of a namespace, relative to its prefix, and their document.
 pub(crate) fn all(namespace: &Namespace) -> OpenApiRouter<Namespace> {

@@ -46,6 +46,15 @@ impl Tags {
         }
     }
 
+    /// The revs of the strong tags.
+    pub(crate) fn revs(&self) -> impl Iterator<Item = Rev> {
+        let listed = match self {
+            Tags::Listed(tags) => &tags[..],
+            Tags::Any => &[],
+        };
+        listed.iter().filter(|tag| !tag.weak).filter_map(|tag| tag.rev)
+    }
+
     /// The rev, if there is one strong tag alone: the store checks it without a read.
     pub(crate) fn single(&self) -> Option<Rev> {
         match self {
@@ -70,9 +79,18 @@ pub(crate) enum Condition {
 impl Condition {
     /// The condition of a change of something that may exist. Without one, the answer is 428.
     pub(crate) fn of(headers: &HeaderMap) -> Result<Condition, Problem> {
+        Condition::if_any(headers)?.ok_or_else(|| {
+            let detail = "name the rev that was read, If-Match: \"r42\"; or any rev, If-Match: *; \
+                          or create, If-None-Match: *";
+            Problem::new(ProblemCode::PreconditionRequired, detail)
+        })
+    }
+
+    /// The condition of a change that needs none.
+    pub(crate) fn if_any(headers: &HeaderMap) -> Result<Option<Condition>, Problem> {
         match (tags(headers, IF_MATCH)?, tags(headers, IF_NONE_MATCH)?) {
-            (Some(tags), None) => Ok(Condition::Matches(tags)),
-            (None, Some(Tags::Any)) => Ok(Condition::Absent),
+            (Some(tags), None) => Ok(Some(Condition::Matches(tags))),
+            (None, Some(Tags::Any)) => Ok(Some(Condition::Absent)),
             (None, Some(Tags::Listed(_))) => {
                 let detail = "a change takes If-None-Match only as `*`; use If-Match for a rev";
                 Err(Problem::new(ProblemCode::InvalidHeader, detail))
@@ -81,11 +99,7 @@ impl Condition {
                 let detail = "If-Match and If-None-Match exclude each other";
                 Err(Problem::new(ProblemCode::InvalidHeader, detail))
             }
-            (None, None) => {
-                let detail = "name the rev that was read, If-Match: \"r42\"; or any rev, If-Match: *; \
-                              or create, If-None-Match: *";
-                Err(Problem::new(ProblemCode::PreconditionRequired, detail))
-            }
+            (None, None) => Ok(None),
         }
     }
 

@@ -95,8 +95,42 @@ codes! {
     Contended "contended" SERVICE_UNAVAILABLE "Other writers were faster each time";
     Conflict "conflict" CONFLICT "The state of the thing does not allow this";
 
+    // Executions, schedules and reviews.
+    NotRegistered "workflow-not-registered" NOT_FOUND "No workflow of this name is registered";
+    RegisteredElsewhere "workflow-registered-elsewhere" CONFLICT "Only another node can decide this";
+    StartKeyReused "start-key-reused" CONFLICT "The idempotency key of the start was used with another input";
+    MessageReused "message-reused" CONFLICT "The id of the message was used for another message";
+    Ended "execution-ended" CONFLICT "The execution has ended";
+    Parked "execution-parked" CONFLICT "The execution waits for an operator";
+    NotParked "not-parked" CONFLICT "The execution is not parked";
+    NotRetrying "not-retrying" CONFLICT "The execution does not wait for another attempt";
+    NoFork "cannot-fork" CONFLICT "The execution cannot be forked there";
+    UpdateRefused "update-refused" CONFLICT "The workflow has refused the update";
+    LimitReached "limit-reached" TOO_MANY_REQUESTS "As many executions run as the limit allows";
+    QueueFull "queue-full" TOO_MANY_REQUESTS "The queue of the limit is full";
+    RateLimited "rate-limited" TOO_MANY_REQUESTS "The rate limit does not allow this now";
+    ReviewDecided "review-decided" CONFLICT "The review was decided before";
+    ReviewClosed "review-closed" CONFLICT "The review is closed without a decision";
+    ScheduleBusy "schedule-busy" TOO_MANY_REQUESTS "Too many requests to the schedule wait";
+
+    // Claims.
+    Claimed "claimed" CONFLICT "Another caller holds the claim, or was faster";
+    NotPermitted "not-permitted" CONFLICT "The step cannot be fired at the moment";
+    ClaimLost "claim-lost" CONFLICT "The claim was taken away while its action ran";
+    ActionFailed "action-failed" UNPROCESSABLE_ENTITY "The action could not do its work";
+    ActionRejected "action-rejected" UNPROCESSABLE_ENTITY "The action does not accept its input";
+    ActionError "action-error" INTERNAL_SERVER_ERROR "The action has ended with an error";
+
+    // Locks.
+    LockHeld "lock-held" CONFLICT "The lock is held";
+    LockKind "lock-kind" CONFLICT "The lock is of another kind";
+    LockForced "lock-forced" CONFLICT "An operator has removed the request";
+    RequestReused "lock-request-reused" CONFLICT "The id of the request was used with other permits";
+    SessionLost "session-lost" GONE "The session has ended, and with it every lock that it held";
+
     // Positions in history.
     FutureGeneration "future-generation" BAD_REQUEST "The position does not exist yet";
+    FutureEvent "future-event" BAD_REQUEST "The event does not exist yet";
     HistoryDropped "history-dropped" GONE "The position is no longer kept";
 
     // Idempotency keys.

@@ -29,6 +29,22 @@ impl<T: DeserializeOwned> FromRequest<Namespace> for JsonBody<T> {
     }
 }
 
+/// A body that is meant to be JSON, as text: for what reports mistakes by their positions itself.
+pub(crate) struct JsonText(pub(crate) String);
+
+impl FromRequest<Namespace> for JsonText {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, namespace: &Namespace) -> Result<JsonText, Problem> {
+        let (parts, body) = request.into_parts();
+        check_media_type(&parts.headers)?;
+        let bytes = read_body(&parts.headers, body, namespace).await?;
+        check_depth(&bytes, namespace.limits().json_depth)?;
+        let wrong = |_| Problem::new(ProblemCode::InvalidBody, "the body is not UTF-8");
+        String::from_utf8(bytes.into()).map(JsonText).map_err(wrong)
+    }
+}
+
 /// The parameters of the path.
 pub(crate) struct PathParams<T>(pub(crate) T);
 
@@ -100,15 +116,20 @@ pub(crate) async fn read_body(headers: &HeaderMap, body: Body, namespace: &Names
 
 /// Reads JSON. The error names the place of the mistake.
 pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8], depth: usize) -> Result<T, Problem> {
-    if depth_exceeds(bytes, depth) {
-        let detail = format!("JSON may be nested {depth} levels deep");
-        return Err(Problem::new(ProblemCode::TooDeep, detail).with("limit_depth", depth));
-    }
+    check_depth(bytes, depth)?;
     let wrong = |detail: String| Problem::new(ProblemCode::InvalidBody, detail);
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let value = serde_path_to_error::deserialize(&mut json).map_err(|error| wrong(error.to_string()))?;
     json.end().map_err(|error| wrong(error.to_string()))?;
     Ok(value)
+}
+
+fn check_depth(bytes: &[u8], limit: usize) -> Result<(), Problem> {
+    if depth_exceeds(bytes, limit) {
+        let detail = format!("JSON may be nested {limit} levels deep");
+        return Err(Problem::new(ProblemCode::TooDeep, detail).with("limit_depth", limit));
+    }
+    Ok(())
 }
 
 /// True if brackets nest deeper than this. Only counts brackets outside of strings: what is no JSON is refused later.

@@ -34,6 +34,11 @@ impl Serialize for TimeWire {
     }
 }
 
+/// A duration as a number of milliseconds.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// Reads a duration: `30s`, `1m 30s`, `500ms`, `0s`.
 pub(crate) fn duration(text: &str) -> Option<Duration> {
     let span = text.parse::<jiff::Span>().ok()?;

@@ -8,7 +8,7 @@ use utoipa::IntoParams;
 
 use crate::api::Namespace;
 use crate::wire::problem::{Problem, ProblemCode};
-use crate::wire::time::duration;
+use crate::wire::time::{duration, millis};
 
 /// How long a request waits. A route with more parameters repeats this one.
 #[derive(Debug, Default, Deserialize, IntoParams)]
@@ -23,10 +23,7 @@ pub(crate) struct WaitQuery {
 pub(crate) fn asked(namespace: &Namespace, wait: Option<&str>) -> Result<Option<Duration>, Problem> {
     let Some(text) = wait else { return Ok(None) };
     let limit = namespace.limits().wait;
-    let wrong = |detail: String| {
-        let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
-        Problem::new(ProblemCode::InvalidQuery, detail).with("limit_ms", limit_ms)
-    };
+    let wrong = |detail: String| Problem::new(ProblemCode::InvalidQuery, detail).with("limit_ms", millis(limit));
     let asked = duration(text).ok_or_else(|| wrong(format!("{text:?} is not a duration: write 30s, or 500ms")))?;
     match asked <= limit {
         true => Ok(Some(asked)),

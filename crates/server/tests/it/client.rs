@@ -35,6 +35,14 @@ pub(crate) async fn start_with(change: impl FnOnce(ServerBuilder) -> ServerBuild
     Running { server, engine, place, _directory: directory }
 }
 
+/// Starts a server on an engine of the test.
+pub(crate) async fn start_api(engine: Engine, api: Api) -> Running {
+    let directory = tempfile::tempdir().unwrap();
+    let server = Server::builder().namespace("default", api).listen(free()).start().await.unwrap();
+    let place = address(&server);
+    Running { server, engine, place, _directory: directory }
+}
+
 pub(crate) fn free() -> latchwork_server::Listen {
     latchwork_server::Listen::Tcp("127.0.0.1:0".parse().unwrap())
 }
@@ -61,6 +69,8 @@ pub(crate) fn with_limits(change: impl FnOnce(&mut Limits)) -> impl FnOnce(Serve
 pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) headers: Vec<(String, String)>,
+    /// The body; as text it is lossy.
+    pub(crate) bytes: Vec<u8>,
     pub(crate) text: String,
 }
 
@@ -125,7 +135,27 @@ impl Ask {
         self.on(UnixStream::connect(path).await.unwrap(), "localhost").await
     }
 
+    /// The status of the answer. Its body is not read: a stream may have no end.
+    pub(crate) async fn status_of(self, running: &Running) -> u16 {
+        let stream = TcpStream::connect(&running.place).await.unwrap();
+        let (answer, driver) = self.sent(stream, &running.place).await;
+        driver.abort();
+        answer.status().as_u16()
+    }
+
     async fn on<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(self, stream: S, host: &str) -> Answer {
+        let (answer, driver) = self.sent(stream, host).await;
+        let (parts, body) = answer.into_parts();
+        let bytes = body.collect().await.unwrap().to_bytes().to_vec();
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        driver.abort();
+        let headers = parts.headers.iter();
+        let headers = headers.map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_string())).collect();
+        Answer { status: parts.status.as_u16(), headers, bytes, text }
+    }
+
+    /// The answer as it begins, and the task that drives its connection.
+    async fn sent<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(self, stream: S, host: &str) -> Sent {
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
         let driver = tokio::spawn(connection);
         let mut request = axum::http::Request::builder().method(self.method.as_str()).uri(self.path);
@@ -136,15 +166,11 @@ impl Ask {
             request = request.header(name, value);
         }
         let request = request.body(Body::from(self.body.unwrap_or_default())).unwrap();
-        let answer = sender.send_request(request).await.unwrap();
-        let (parts, body) = answer.into_parts();
-        let text = String::from_utf8(body.collect().await.unwrap().to_bytes().to_vec()).unwrap();
-        driver.abort();
-        let headers = parts.headers.iter();
-        let headers = headers.map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_string())).collect();
-        Answer { status: parts.status.as_u16(), headers, text }
+        (sender.send_request(request).await.unwrap(), driver)
     }
 }
+
+type Sent = (axum::http::Response<hyper::body::Incoming>, tokio::task::JoinHandle<hyper::Result<()>>);
 
 /// Sends bytes, and returns what is answered until the server closes the connection.
 pub(crate) async fn raw(place: &str, bytes: &[u8]) -> Answer {
@@ -162,7 +188,7 @@ fn parsed(text: &str) -> Answer {
     let status = lines.next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
     let headers = lines.filter_map(|line| line.split_once(": "));
     let headers = headers.map(|(name, value)| (name.to_lowercase(), value.to_string())).collect();
-    Answer { status, headers, text: body.to_string() }
+    Answer { status, headers, bytes: body.into(), text: body.to_string() }
 }
 
 /// Adds an entity.

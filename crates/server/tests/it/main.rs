@@ -4,10 +4,20 @@
 // A test ends where something unexpected happens.
 #![allow(clippy::unwrap_used)]
 
+mod claims;
 mod client;
 mod document;
 mod entities;
+mod flows;
+mod following;
 mod idempotency;
+mod locks;
 mod malformed;
 mod matrix;
+mod nodes;
+mod reviews;
+mod schedules;
 mod serving;
+mod state;
+mod store;
+mod workflows;

@@ -5,7 +5,7 @@ use latchwork::workflow::Engine;
 use latchwork::{Value, json};
 use latchwork_server::{Access, Api, NewToken, Role};
 
-use crate::client::{Running, ask, start_with};
+use crate::client::{Ask, Running, ask, start_with};
 
 /// A route of the document.
 struct Route {
@@ -56,14 +56,17 @@ async fn guarded() -> (Running, Tokens) {
     (running, tokens)
 }
 
-async fn status(running: &Running, route: &Route, prefix: &str, token: Option<&str>) -> (u16, Value) {
+fn asked(route: &Route, prefix: &str, token: Option<&str>) -> Ask {
     let path = format!("{prefix}{}", route.path);
     let asked = ask(&route.method, &path).header("if-match", "*").json(json!({"type": "t", "ops": []}));
-    let asked = match token {
+    match token {
         Some(token) => asked.header("authorization", &format!("Bearer {token}")),
         None => asked,
-    };
-    let answer = asked.of(running).await;
+    }
+}
+
+async fn status(running: &Running, route: &Route, prefix: &str, token: Option<&str>) -> (u16, Value) {
+    let answer = asked(route, prefix, token).of(running).await;
     let document = serde_json::from_str(&answer.text).unwrap_or_default();
     (answer.status, document)
 }
@@ -96,7 +99,7 @@ async fn no_route_answers_without_the_right_token() {
             assert_eq!((status, &problem["role"]), (403, &json!(route.role)), "{shown}");
         }
         for prefix in ["/v1", "/v1/ns/other"] {
-            let (status, _) = status(&running, route, prefix, Some(tokens.admin.secret())).await;
+            let status = asked(route, prefix, Some(tokens.admin.secret())).status_of(&running).await;
             assert!(![401, 403].contains(&status), "{shown} at {prefix}: {status}");
         }
     }

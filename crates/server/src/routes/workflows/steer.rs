@@ -1,0 +1,194 @@
+//! What operators do to executions over HTTP: cancel, terminate, resume, retry, fork. A repeated call that finds its
+//! own effect is answered like the first one.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header::LOCATION;
+use axum::response::{IntoResponse, Response};
+use latchwork::workflow::{Description, ExecutionState, Status, WorkflowError};
+
+use crate::api::Namespace;
+use crate::calls::Call;
+use crate::routes::entities::encoded;
+use crate::wire::problem::{Problem, ProblemShape};
+use crate::wire::request::{JsonBody, PathParams, json_answer_at};
+use crate::wire::workflow::StartedWire;
+use crate::wire::workflow::ask::{Because, NewFork};
+
+/// The code and the message of the failure of an execution that was terminated.
+const TERMINATED: &str = "latchwork.terminated";
+const TERMINATED_FOR: &str = "it was terminated: ";
+
+/// Answers a request. If an attempt is repeated, an error may mean that an earlier attempt has taken effect: `is_done`
+/// decides that by the execution.
+async fn steered(
+    namespace: &Namespace,
+    id: &str,
+    call: &Call,
+    done: Result<(), WorkflowError>,
+    is_done: impl FnOnce(&Description) -> bool,
+) -> Result<Response, Problem> {
+    match done {
+        Err(
+            error @ (WorkflowError::Ended { .. } | WorkflowError::NotParked { .. } | WorkflowError::NotRetrying { .. }),
+        ) if call.repeated_since().is_some() => {
+            let found = namespace.engine().describe(id).await?;
+            if !is_done(&found) {
+                return Err(error.into());
+            }
+        }
+        done => done?,
+    }
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+/// Cancels an execution, which may clean up before it ends.
+#[utoipa::path(
+    post,
+    path = "/workflows/{id}/cancel",
+    params(("id" = String, Path)),
+    request_body = Because,
+    responses(
+        (status = 204, description = "Its cancellation is stored. A second one changes nothing."),
+        (status = 404, description = "There is no such execution.", body = ProblemShape,
+            content_type = "application/problem+json"),
+        (status = 409, description = "It has ended.", body = ProblemShape, content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn cancel_execution(
+    State(namespace): State<Namespace>,
+    PathParams(id): PathParams<String>,
+    call: Call,
+    JsonBody(because): JsonBody<Because>,
+) -> Result<Response, Problem> {
+    let reason = because.reason()?;
+    let done = namespace.engine().cancel(id.as_str(), &reason).await;
+    // The execution keeps the reason of its cancellation, also after its end.
+    let is_done = |found: &Description| match &found.state {
+        ExecutionState::Cancelled(cancelled) => *cancelled == reason,
+        _ => found.cancel.as_ref() == Some(&reason),
+    };
+    steered(&namespace, &id, &call, done, is_done).await
+}
+
+/// Ends an execution as failed, wherever it is.
+///
+/// No more of its code runs.
+#[utoipa::path(
+    post,
+    path = "/workflows/{id}/terminate",
+    params(("id" = String, Path)),
+    request_body = Because,
+    responses(
+        (status = 204, description = "It has ended."),
+        (status = 404, description = "There is no such execution.", body = ProblemShape,
+            content_type = "application/problem+json"),
+        (status = 409, description = "It had ended before.", body = ProblemShape,
+            content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn terminate_execution(
+    State(namespace): State<Namespace>,
+    PathParams(id): PathParams<String>,
+    call: Call,
+    JsonBody(because): JsonBody<Because>,
+) -> Result<Response, Problem> {
+    let reason = because.reason()?;
+    let done = namespace.engine().terminate(id.as_str(), &reason).await;
+    // The failure of a terminated execution names the reason.
+    let is_done = |found: &Description| match &found.state {
+        ExecutionState::Failed(failure) => {
+            failure.code() == TERMINATED && failure.message().strip_prefix(TERMINATED_FOR) == Some(&reason)
+        }
+        _ => false,
+    };
+    steered(&namespace, &id, &call, done, is_done).await
+}
+
+/// Lets a parked execution continue, with the code that is registered now.
+#[utoipa::path(
+    post,
+    path = "/workflows/{id}/resume",
+    params(("id" = String, Path)),
+    responses(
+        (status = 204, description = "It continues."),
+        (status = 404, description = "There is no such execution.", body = ProblemShape,
+            content_type = "application/problem+json"),
+        (status = 409, description = "It is not parked.", body = ProblemShape,
+            content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn resume_execution(
+    State(namespace): State<Namespace>,
+    PathParams(id): PathParams<String>,
+    call: Call,
+) -> Result<Response, Problem> {
+    let done = namespace.engine().resume(id.as_str()).await;
+    // What the call asks for holds if the execution was resumed and is not parked. If it was parked again meanwhile, it
+    // is resumed again.
+    steered(&namespace, &id, &call, done, |found| found.resumes > 0 && found.status() != Status::Parked).await
+}
+
+/// Makes the next attempt of a step now that waits for it. A parked execution is resumed.
+#[utoipa::path(
+    post,
+    path = "/workflows/{id}/retry",
+    params(("id" = String, Path)),
+    responses(
+        (status = 204, description = "The attempt is made."),
+        (status = 404, description = "There is no such execution.", body = ProblemShape,
+            content_type = "application/problem+json"),
+        (status = 409, description = "It does not wait for an attempt, or it has ended.", body = ProblemShape,
+            content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn retry_execution(
+    State(namespace): State<Namespace>,
+    PathParams(id): PathParams<String>,
+    call: Call,
+) -> Result<Response, Problem> {
+    let done = namespace.engine().retry_now(id.as_str()).await;
+    // Nothing waits for an attempt any more: that is what the call asks for. If a later attempt is waited for by now,
+    // that one is made at once, and the number of attempts of the step stays limited by its policy.
+    steered(&namespace, &id, &call, done, |_| true).await
+}
+
+/// Forks an execution: a new one keeps what it has recorded before a place, and runs the rest again.
+#[utoipa::path(
+    post,
+    path = "/workflows/{id}/fork",
+    params(("id" = String, Path)),
+    request_body = NewFork,
+    responses(
+        (status = 201, description = "The fork is started.", body = StartedWire, headers(("Location" = String))),
+        (status = 404, description = "There is no such execution.", body = ProblemShape,
+            content_type = "application/problem+json"),
+        (status = 409, description = "It cannot be forked there, or the id is taken.", body = ProblemShape,
+            content_type = "application/problem+json"),
+    )
+)]
+pub(super) async fn fork_execution(
+    State(namespace): State<Namespace>,
+    PathParams(source): PathParams<String>,
+    call: Call,
+    JsonBody(asked): JsonBody<NewFork>,
+) -> Result<Response, Problem> {
+    let engine = namespace.engine();
+    let input = asked.input.clone();
+    // All attempts at a call fork under one id, the client's or that of the call, so that a later attempt finds the
+    // fork of an earlier one.
+    let id = match asked.into_fork(engine, &source, call.id())?.await {
+        Err(WorkflowError::AlreadyStarted { id }) if call.repeated_since().is_some() => {
+            let found = engine.describe(&*id).await?;
+            let is_own = found.forked.as_deref() == Some(source.as_str()) && input.is_none_or(|it| it == found.input);
+            if !is_own {
+                return Err(WorkflowError::AlreadyStarted { id }.into());
+            }
+            id
+        }
+        forked => forked?,
+    };
+    let location = format!("../{}", encoded(&id));
+    let started = StartedWire::by_id(id.to_string());
+    Ok(([(LOCATION, location)], json_answer_at(StatusCode::CREATED, &started)).into_response())
+}
