@@ -141,8 +141,8 @@ fn cors(access: &Access) -> Option<CorsLayer> {
     (!origins.is_empty()).then(layer)
 }
 
-/// Passes a request to its namespace: `/v1/ns/NAME/…`, or `/v1/…` for the default namespace of the connection. A token that is not valid
-/// in a namespace learns nothing about it, not even whether it exists.
+/// Passes a request to its namespace: `/v1/ns/NAME/…`, or `/v1/…` for the default namespace of the connection. A token
+/// that is not valid in a namespace learns nothing about it, not even whether it exists.
 async fn dispatch(State(hub): State<Hub>, request: Request) -> Response {
     let (mut parts, body) = request.into_parts();
     let home = parts.extensions.get::<Home>().cloned().unwrap_or_default();

@@ -65,4 +65,4 @@ pub use name::{FencingToken, LockName, LockScope, Owner};
 pub use operate::{ForcedRelease, LeaseState, LockList, LockState, LockSummary, Requested, StoredLocks};
 pub use record::{AcquireOutcome, Holder, LockRecord, TokensSpent, Waiter, initial_lock_record};
 pub use session::{Session, SessionBuilder};
-pub use standing::{SessionState, Standing, StandingRequest};
+pub use standing::{SessionState, StandingOutcome, StandingRequest};

@@ -1,5 +1,6 @@
-//! Locks for callers that come and go, such as clients over a network: a request that keeps its place in the queue while
-//! nobody waits for it, and a grant that is held without a guard. Only its session, its release or an operator ends it.
+//! Locks for callers that come and go, for example clients over a network: a request that keeps its place in the queue
+//! while no call waits for it, and a grant that is held without a guard. Only its session, its release or an operator
+//! ends it.
 
 use std::future::pending;
 use std::pin::pin;
@@ -82,7 +83,7 @@ impl StandingRequest {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 #[must_use = "the lock may not have been granted"]
-pub enum Standing {
+pub enum StandingOutcome {
     /// The session holds the lock under this token.
     Granted(FencingToken),
     /// The request waits in the queue. The token will be valid once it is granted; by its number, the request can be
@@ -101,20 +102,20 @@ impl Locks {
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// use std::time::Duration;
     ///
-    /// use latchwork::lock::{LockKind, Locks, Standing, StandingRequest};
+    /// use latchwork::lock::{LockKind, Locks, StandingOutcome, StandingRequest};
     /// use latchwork::store::Store;
     ///
     /// let locks = Locks::on(&Store::memory().await?).await?;
     /// let (a, b) = (locks.session().await?, locks.session().await?);
     /// let request = StandingRequest::new("r").wait(Duration::from_millis(5));
-    /// let Standing::Granted(token) = locks.stand(&a, "import", LockKind::Mutex, request.clone()).await? else {
+    /// let StandingOutcome::Granted(token) = locks.stand(&a, "import", LockKind::Mutex, request.clone()).await? else {
     ///     panic!("the lock is free")
     /// };
     /// // The wait ends, and the request keeps its place in the queue.
     /// let waits = locks.stand(&b, "import", LockKind::Mutex, request.clone()).await?;
-    /// assert!(matches!(waits, Standing::Waits(_)));
+    /// assert!(matches!(waits, StandingOutcome::Waits(_)));
     /// assert!(locks.release(&a, "import", token.number()).await?);
-    /// assert!(matches!(locks.stand(&b, "import", LockKind::Mutex, request).await?, Standing::Granted(_)));
+    /// assert!(matches!(locks.stand(&b, "import", LockKind::Mutex, request).await?, StandingOutcome::Granted(_)));
     /// # Ok(()) }
     /// ```
     pub fn stand<N: Into<LockName>>(
@@ -123,12 +124,12 @@ impl Locks {
         name: N,
         kind: LockKind,
         request: StandingRequest,
-    ) -> impl Future<Output = Result<Standing>> + Send + use<N> {
+    ) -> impl Future<Output = Result<StandingOutcome>> + Send + use<N> {
         standing(self.service.clone(), session.clone(), name.into(), kind, request)
     }
 
-    /// Releases the lock that the session holds under this token, or removes its request from the queue. Returns `false`
-    /// if the session has no such request.
+    /// Releases the lock that the session holds under this token, or removes its request from the queue. Returns
+    /// `false` if the session has no such request.
     ///
     /// ```
     /// # use latchwork::lock::{FencingToken, Locks, Result, Session};
@@ -214,14 +215,14 @@ impl Session {
 }
 
 /// A caller that listens to its request. Unlike a caller with a guard, it leaves the request as it is.
-struct Listener {
+struct StandingListener {
     service: Arc<Service>,
     lock: LockName,
     ticket: Option<u64>,
     ear: Ear,
 }
 
-impl Drop for Listener {
+impl Drop for StandingListener {
     fn drop(&mut self) {
         self.service.unhear(&self.lock, self.ticket, &self.ear);
     }
@@ -233,7 +234,7 @@ async fn standing(
     name: LockName,
     kind: LockKind,
     request: StandingRequest,
-) -> Result<Standing> {
+) -> Result<StandingOutcome> {
     name.check()?;
     let StandingRequest { id, permits, wait } = request;
     let id = request_id(&name, &id)?;
@@ -243,7 +244,7 @@ async fn standing(
     loop {
         let ear: Ear = Arc::new(watch::Sender::new(Heard::Waits));
         let (service, lock) = (service.clone(), name.clone());
-        let listener = Listener { service: service.clone(), lock, ticket: None, ear: ear.clone() };
+        let listener = StandingListener { service: service.clone(), lock, ticket: None, ear: ear.clone() };
         let want = Want {
             owner: session.owner(),
             kind,
@@ -256,10 +257,10 @@ async fn standing(
         };
         let token = |ticket| FencingToken { number: ticket, key: service.spaces.request(&name, ticket) };
         match service.ask(&name, Ask::Acquire(want), None).await {
-            Ok(LockAnswer::Granted(ticket)) => return Ok(Standing::Granted(token(ticket))),
-            Ok(LockAnswer::Queued(ticket)) if wait.is_none() => return Ok(Standing::Waits(token(ticket))),
+            Ok(LockAnswer::Granted(ticket)) => return Ok(StandingOutcome::Granted(token(ticket))),
+            Ok(LockAnswer::Queued(ticket)) if wait.is_none() => return Ok(StandingOutcome::Waits(token(ticket))),
             Ok(LockAnswer::Queued(ticket)) => return listener.wait(&session, token(ticket), until).await,
-            Ok(_) => return Ok(Standing::Busy),
+            Ok(_) => return Ok(StandingOutcome::Busy),
             // The commit may have landed: the same request finds out.
             Err(LockError::Store(error)) if error.is_passing() => {
                 if wait.is_none() || until.is_some_and(|until| until <= env.monotonic()) {
@@ -272,9 +273,14 @@ async fn standing(
     }
 }
 
-impl Listener {
+impl StandingListener {
     /// Waits for the grant of a request that is in the queue.
-    async fn wait(mut self, session: &Session, token: FencingToken, until: Option<Duration>) -> Result<Standing> {
+    async fn wait(
+        mut self,
+        session: &Session,
+        token: FencingToken,
+        until: Option<Duration>,
+    ) -> Result<StandingOutcome> {
         self.ticket = Some(token.number);
         let env = self.service.node.store.env();
         let mut heard = self.ear.subscribe();
@@ -288,8 +294,8 @@ impl Listener {
         drop(select(told, too_late).await);
         let heard = self.ear.borrow().clone();
         match heard {
-            Heard::Waits => Ok(Standing::Waits(token)),
-            Heard::Granted => Ok(Standing::Granted(token)),
+            Heard::Waits => Ok(StandingOutcome::Waits(token)),
+            Heard::Granted => Ok(StandingOutcome::Granted(token)),
             Heard::Gone(Gone::Refused(why)) => Err(why.into()),
             // Another caller of the session has released it.
             Heard::Gone(Gone::LetGo) => {

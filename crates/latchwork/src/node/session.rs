@@ -323,7 +323,7 @@ impl Sessions {
         }
     }
 
-    /// True if the session was begun here and has not ended. Nobody else uses it.
+    /// True if the session was begun here and has not ended. No other process uses it.
     pub(crate) fn has_begun(&self, id: Uuid) -> bool {
         self.begun.lock().contains(&id)
     }

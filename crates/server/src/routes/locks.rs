@@ -102,7 +102,7 @@ async fn show_lock(
     Ok(json_answer(&LockShownWire::from(state)))
 }
 
-/// Releases a grant, or removes a request from the queue, whoever it belongs to.
+/// Releases a grant, or removes a request from the queue, of any owner.
 ///
 /// Its owner notices: a waiting call is answered by a problem, and a write that the token guards is refused.
 #[utoipa::path(
@@ -130,8 +130,8 @@ async fn force_release_lock(
     let before = locks.inspect(&name).await?;
     match locks.force_release(&name, token, &reason).await {
         // A token is never used again: an earlier attempt has released it.
-        Err(LockError::NoSuchToken { .. }) if call.repeated_since().is_some() && has_forced(&before, token, &reason) => {
-        }
+        Err(LockError::NoSuchToken { .. })
+            if call.repeated_since().is_some() && has_forced(&before, token, &reason) => {}
         released => released?,
     }
     let after = locks.inspect(&name).await?;

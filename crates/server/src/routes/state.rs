@@ -9,8 +9,8 @@ mod watch;
 
 use axum::extract::State;
 use axum::http::HeaderMap;
-use axum::http::header::ETAG;
 use axum::http::StatusCode;
+use axum::http::header::ETAG;
 use axum::response::{IntoResponse, Response};
 use latchwork::Value;
 use latchwork::state::Container;

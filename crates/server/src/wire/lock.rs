@@ -488,7 +488,7 @@ impl From<LockError> for Problem {
             }
             // It shuts down, or another engine has taken over.
             LockError::Stopped => Problem::unavailable(&error),
-            // Not a fault of the client: the server runs on a runtime, with an engine; another record needs a newer one.
+            // No fault of the client: the server runs on a runtime, with an engine; another record needs a newer one.
             LockError::NeedsEngine { .. } | LockError::NoRuntime | LockError::UnknownVersion { .. } => {
                 Problem::internal(&detail)
             }

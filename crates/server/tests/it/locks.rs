@@ -140,7 +140,7 @@ async fn a_request_whose_wait_is_over_keeps_its_place() {
     let answer = patient.await.unwrap();
     assert_eq!(granted(&answer)["token"], second["token"]);
     assert!(release("m", &sessions[1], &second["token"]).of(&running).await.json()["released"].as_bool().unwrap());
-    // Nobody waited for the third meanwhile.
+    // No call waited for the third meanwhile.
     assert_eq!(granted(&acquire("m", "", body(2)).of(&running).await)["token"], third["token"]);
 }
 
@@ -184,7 +184,7 @@ async fn a_client_that_waits_keeps_its_session_and_one_that_is_silent_loses_it()
     waits(&acquire("m", "1s", body()).of(&running).await);
     release("m", &a, &held["token"]).of(&running).await;
     granted(&acquire("m", "", body()).of(&running).await);
-    // Now nobody renews it, and the lock goes on to the next.
+    // Now it is not renewed, and the lock goes on to the next.
     granted(&acquire("m", "30s", json!({"session": a})).of(&running).await);
     acquire("m", "", body()).of(&running).await.is_problem(410, "session-lost");
 }
@@ -266,7 +266,8 @@ async fn locks_are_listed_and_shown_as_the_command_prints_them() {
         "forced",
     ];
     let mut fields = fields;
-    (fields.sort_unstable(), expected.sort_unstable());
+    fields.sort_unstable();
+    expected.sort_unstable();
     assert_eq!(fields, expected);
     assert_eq!((&shown["holders"][0]["token"], &shown["waiters"][0]["session"]), (&files["token"], &json!(b)));
     assert!(shown["holders"][0]["since"].as_str().unwrap().ends_with('Z'));

@@ -84,7 +84,8 @@ async fn metrics_are_shown_to_readers_of_all_namespaces() {
         server.access(access)
     })
     .await;
-    let asked = |token: &NewToken| ask("GET", "/metrics").header("authorization", &format!("Bearer {}", token.secret()));
+    let asked =
+        |token: &NewToken| ask("GET", "/metrics").header("authorization", &format!("Bearer {}", token.secret()));
     let shown = asked(&all).of(&running).await;
     assert_eq!((shown.status, shown.text.as_str()), (200, "latchwork_steps_total 7\n"));
     assert_eq!(shown.header("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));

@@ -1,5 +1,5 @@
-//! Lasting sessions: they belong to no process. Whoever knows the id of one renews it, and uses it in any process on the
-//! store, one after the other or at once. It ends when it is ended, or is not renewed.
+//! Lasting sessions: they belong to no process. A client that knows the id of one renews it, and uses it in any process
+//! on the store, in several at once, too. It ends when it is ended, or is not renewed.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -55,6 +55,7 @@ pub(crate) struct Driven {
 }
 
 /// Time passes until this is dropped.
+#[cfg(feature = "testing")]
 pub(crate) struct Driving<'a>(&'a Driven);
 
 impl Driven {
@@ -66,6 +67,7 @@ impl Driven {
     }
 }
 
+#[cfg(feature = "testing")]
 impl Drop for Driving<'_> {
     fn drop(&mut self) {
         self.0.active.fetch_sub(1, Ordering::SeqCst);

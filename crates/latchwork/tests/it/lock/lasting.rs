@@ -1,10 +1,12 @@
-//! Lasting sessions, which belong to no process, and standing requests, which keep their place while nobody waits.
+//! Lasting sessions, which belong to no process, and standing requests, which keep their place while no call waits.
 
 use std::path::Path;
 use std::task::Poll;
 use std::time::Duration;
 
-use latchwork::lock::{FencingToken, LockError, LockKind, LockRefused, Locks, Session, Standing, StandingRequest};
+use latchwork::lock::{
+    FencingToken, LockError, LockKind, LockRefused, Locks, Session, StandingOutcome, StandingRequest,
+};
 use latchwork::node::NodeOptions;
 use latchwork::store::{ErrorKind, Store, Uuid};
 use latchwork::workflow::Engine;
@@ -30,23 +32,23 @@ async fn found(engine: &Engine, id: Uuid) -> Session {
 }
 
 /// Requests mutex `m` under id `r`.
-async fn stand(engine: &Engine, session: &Session, wait: Duration) -> Result<Standing, LockError> {
+async fn stand(engine: &Engine, session: &Session, wait: Duration) -> Result<StandingOutcome, LockError> {
     let request = StandingRequest::new("r").wait(wait);
     engine.locks().stand(session, "m", LockKind::Mutex, request).await
 }
 
 #[track_caller]
-fn granted(standing: Standing) -> FencingToken {
+fn granted(standing: StandingOutcome) -> FencingToken {
     match standing {
-        Standing::Granted(token) => token,
+        StandingOutcome::Granted(token) => token,
         other => panic!("{other:?}"),
     }
 }
 
 #[track_caller]
-fn waits(standing: Standing) -> FencingToken {
+fn waits(standing: StandingOutcome) -> FencingToken {
     match standing {
-        Standing::Waits(token) => token,
+        StandingOutcome::Waits(token) => token,
         other => panic!("{other:?}"),
     }
 }
@@ -131,7 +133,7 @@ async fn a_session_begun_again_under_its_id_is_the_same() {
 }
 
 #[tokio::test]
-async fn a_standing_request_keeps_its_place_while_nobody_waits() {
+async fn a_standing_request_keeps_its_place_while_no_call_waits() {
     let engine = engine().await;
     let mut sessions = Vec::new();
     for _ in 0..3 {
@@ -149,7 +151,7 @@ async fn a_standing_request_keeps_its_place_while_nobody_waits() {
     assert!(engine.locks().release(&sessions[0], "m", first.number()).await.unwrap());
     assert_eq!(granted(patient.await.unwrap().unwrap()), second);
     assert!(engine.locks().release(&sessions[1], "m", second.number()).await.unwrap());
-    // Nobody waits for the third: it was granted all the same.
+    // No call waits for the third: it was granted all the same.
     assert_eq!(engine.locks().inspect("m").await.unwrap().holders[0].token, third.number());
     assert_eq!(granted(stand(&engine, &sessions[2], SHORT).await.unwrap()), third);
 }
@@ -184,8 +186,8 @@ async fn a_request_without_a_wait_does_not_enter_the_queue() {
     let session = begin(&engine, LONG).await.1;
     let kind = LockKind::Semaphore { permits: 3 };
     let tried = async |request| engine.locks().stand(&session, "s", kind, request).await;
-    assert_eq!(tried(StandingRequest::new("a").permits(2)).await.unwrap(), Standing::Busy);
-    assert_eq!(tried(StandingRequest::new("a").exclusive()).await.unwrap(), Standing::Busy);
+    assert_eq!(tried(StandingRequest::new("a").permits(2)).await.unwrap(), StandingOutcome::Busy);
+    assert_eq!(tried(StandingRequest::new("a").exclusive()).await.unwrap(), StandingOutcome::Busy);
     assert_eq!(engine.locks().inspect("s").await.unwrap().waiting, 0);
     let one = granted(tried(StandingRequest::new("a")).await.unwrap());
     let reused = tried(StandingRequest::new("a").permits(2)).await;
@@ -232,6 +234,7 @@ async fn a_waiting_call_is_told_why_its_request_has_ended() {
     let engine = engine().await;
     let (holder, session) = (begin(&engine, LONG).await.1, begin(&engine, LONG).await.1);
     granted(stand(&engine, &holder, SHORT).await.unwrap());
+    #[allow(clippy::async_yields_async)] // The call goes on while the test does something else.
     let waiting = async |n: u64| {
         let (engine, session) = (engine.clone(), session.clone());
         let call = tokio::spawn(async move { stand(&engine, &session, LONG).await });

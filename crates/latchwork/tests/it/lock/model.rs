@@ -41,13 +41,13 @@ struct State {
 /// The last answer to the client of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 struct Client {
-    standing: Standing,
+    standing: StandingOutcome,
     /// The client has crashed since then, and has forgotten the answer.
     has_forgotten: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-enum Standing {
+enum StandingOutcome {
     #[default]
     Away,
     Waits {
@@ -83,11 +83,11 @@ enum Action {
 
 impl State {
     fn holds(&self, client: usize) -> bool {
-        matches!(self.clients[client].standing, Standing::Holds { until, .. } if until > NOW)
+        matches!(self.clients[client].standing, StandingOutcome::Holds { until, .. } if until > NOW)
     }
 
     fn waits(&self, client: usize) -> bool {
-        matches!(self.clients[client].standing, Standing::Waits { until } if until > NOW)
+        matches!(self.clients[client].standing, StandingOutcome::Waits { until } if until > NOW)
     }
 
     fn others(&self, client: usize) -> impl Iterator<Item = usize> + '_ {
@@ -114,7 +114,7 @@ impl State {
         match attempt.token {
             Some(token) => {
                 self.fault = match before.clients[client].standing {
-                    Standing::Holds { token: held, .. } if before.holds(client) => {
+                    StandingOutcome::Holds { token: held, .. } if before.holds(client) => {
                         (token != held).then_some("another token for the same grant")
                     }
                     _ if token <= before.told => Some("a token that does not rise"),
@@ -123,7 +123,8 @@ impl State {
                 self.see(&before, client, &ahead);
                 self.told = self.told.max(token);
                 self.queue.retain(|other| *other != client);
-                self.clients[client] = Client { standing: Standing::Holds { token, until }, has_forgotten: false };
+                self.clients[client] =
+                    Client { standing: StandingOutcome::Holds { token, until }, has_forgotten: false };
             }
             None => {
                 self.fault = if before.holds(client) {
@@ -137,7 +138,7 @@ impl State {
                     self.queue.retain(|other| *other != client);
                     self.queue.push(client);
                 }
-                self.clients[client] = Client { standing: Standing::Waits { until }, has_forgotten: false };
+                self.clients[client] = Client { standing: StandingOutcome::Waits { until }, has_forgotten: false };
             }
         }
     }
@@ -145,7 +146,7 @@ impl State {
     fn see(&mut self, before: &State, client: usize, ahead: &[usize]) {
         let gone = |other: &usize| before.clients[*other].has_forgotten;
         let was_held = |other: &usize| {
-            matches!(before.clients[*other].standing, Standing::Holds { token, until }
+            matches!(before.clients[*other].standing, StandingOutcome::Holds { token, until }
                 if until <= NOW && before.record.holders.iter().any(|held| held.token == token))
         };
         let dead_ahead = before.queue.iter().take_while(|other| **other != client).any(gone);
@@ -168,8 +169,8 @@ impl State {
         if renewed != was_held {
             self.fault = Some("a wrong answer to a renewal");
         }
-        if let (true, Standing::Holds { token, .. }) = (renewed, self.clients[client].standing) {
-            self.clients[client].standing = Standing::Holds { token, until: NOW + LEASE };
+        if let (true, StandingOutcome::Holds { token, .. }) = (renewed, self.clients[client].standing) {
+            self.clients[client].standing = StandingOutcome::Holds { token, until: NOW + LEASE };
         }
     }
 
@@ -190,8 +191,8 @@ impl State {
         }
         for client in &mut self.clients {
             match &mut client.standing {
-                Standing::Waits { until } | Standing::Holds { until, .. } => *until = shifted(*until),
-                Standing::Away => {}
+                StandingOutcome::Waits { until } | StandingOutcome::Holds { until, .. } => *until = shifted(*until),
+                StandingOutcome::Away => {}
             }
         }
     }
@@ -200,7 +201,7 @@ impl State {
     fn forget_numbers(&mut self) {
         let held = self.record.holders.iter().map(|held| held.token);
         let believed = self.clients.iter().filter_map(|client| match client.standing {
-            Standing::Holds { token, .. } => Some(token),
+            StandingOutcome::Holds { token, .. } => Some(token),
             _ => None,
         });
         let last = [0, self.told, self.record.last_token];
@@ -217,7 +218,7 @@ impl State {
             waiter.since = Timestamp(NOW);
         }
         for client in &mut self.clients {
-            if let Standing::Holds { token, .. } = &mut client.standing {
+            if let StandingOutcome::Holds { token, .. } = &mut client.standing {
                 *token = renumbered(*token);
             }
         }
@@ -244,7 +245,7 @@ impl Model for Locks {
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
         for (number, client) in state.clients.iter().enumerate() {
             actions.push(Action::Try(number));
-            if self.may_go_back || client.standing != Standing::Away && !client.has_forgotten {
+            if self.may_go_back || client.standing != StandingOutcome::Away && !client.has_forgotten {
                 actions.extend([Action::Renew(number), Action::Release(number), Action::Crash(number)]);
             }
         }
@@ -304,7 +305,7 @@ impl Model for Locks {
             Property::always("at most two believe that they hold, and do", |_, state: &State| {
                 let believed = (0..CLIENTS).filter(|client| state.holds(*client));
                 let tokens = believed.filter_map(|client| match state.clients[client].standing {
-                    Standing::Holds { token, .. } => Some((NAMES[client], token)),
+                    StandingOutcome::Holds { token, .. } => Some((NAMES[client], token)),
                     _ => None,
                 });
                 let has = |(name, token): &(&str, u64)| {

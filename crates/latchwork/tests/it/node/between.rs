@@ -474,7 +474,7 @@ async fn a_node_whose_record_has_another_format_counts_as_dead_and_is_logged() {
         }
     })
     .await;
-    // A node of this program takes the name when the lease of the other is over: nobody has renewed it.
+    // A node of this program takes the name when the lease of the other is over: it was not renewed.
     let _c = in_time(named(&store, "c").register(&waits).start()).await.unwrap();
     until(&store, "two halves again", |nodes| shares(nodes) == [32, 32]).await;
 }

@@ -8,7 +8,7 @@ use axum::extract::State;
 use axum::http::header::RETRY_AFTER;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::Response;
-use latchwork::lock::{LockError, LockKind, LockName, LockState, Locks, Session, Standing, StandingRequest};
+use latchwork::lock::{LockError, LockKind, LockName, LockState, Locks, Session, StandingOutcome, StandingRequest};
 use latchwork::store::Timestamp;
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -65,7 +65,8 @@ impl AcquireQuery {
         (status = 202, description = "The time is up, and the request waits in the queue: make it again.",
             body = StandingWire, headers(("Retry-After" = String))),
         (status = 409, description = "`lock-held`: the lock is held, and the request does not wait; `holder` and \
-            `retry_after_ms` tell more. `lock-kind`: the lock is of another kind. `lock-request-reused`, `lock-forced`.",
+            `retry_after_ms` tell more. `lock-kind`: the lock is of another kind. `lock-request-reused` and \
+            `lock-forced`.",
             body = ProblemShape, content_type = "application/problem+json"),
         (status = 410, description = "The session has ended.", body = ProblemShape,
             content_type = "application/problem+json"),
@@ -89,8 +90,8 @@ pub(super) async fn acquire_lock(
         Some(limit) => asked.wait(limit).await,
     };
     match standing {
-        Ok(Standing::Granted(token)) => Ok(json_answer(&asked.shown(id, true, token.number()))),
-        Ok(Standing::Waits(token)) => asked.queued(id, token.number()).await,
+        Ok(StandingOutcome::Granted(token)) => Ok(json_answer(&asked.shown(id, true, token.number()))),
+        Ok(StandingOutcome::Waits(token)) => asked.queued(id, token.number()).await,
         Ok(_) => Err(asked.busy().await?),
         Err(LockError::NoSuchToken { token, .. }) => {
             let detail = "another call of the session has released the request meanwhile";
@@ -111,12 +112,12 @@ struct AskedLock<'a> {
 }
 
 impl AskedLock<'_> {
-    async fn stand(&self, request: StandingRequest) -> Result<Standing, LockError> {
+    async fn stand(&self, request: StandingRequest) -> Result<StandingOutcome, LockError> {
         self.locks.stand(&self.session, &self.name, self.kind, request).await
     }
 
     /// Waits for the grant, at most this long, and not beyond the shutdown of the server.
-    async fn wait(&self, limit: Duration) -> Result<Standing, LockError> {
+    async fn wait(&self, limit: Duration) -> Result<StandingOutcome, LockError> {
         tokio::select! {
             biased;
             standing = self.stand(self.request.clone().wait(limit)) => standing,

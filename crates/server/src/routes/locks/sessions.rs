@@ -19,8 +19,8 @@ use crate::wire::request::{JsonBody, PathParams, json_answer, json_answer_at};
 
 /// Begins a session, which holds locks for a client as long as the client renews it.
 ///
-/// Renew it well before its lease is over, for example every third of it. The session and its locks outlast a restart of
-/// the server: then it has a full lease again.
+/// Renew it well before its lease is over, for example every third of it. The session and its locks outlast a restart
+/// of the server: then it has a full lease again.
 #[utoipa::path(
     post,
     path = "/sessions",
@@ -34,7 +34,7 @@ pub(super) async fn begin_session(
     JsonBody(new): JsonBody<NewSession>,
 ) -> Result<Response, Problem> {
     // The id of the session is the call: the next attempt finds the session that this one has begun. If it finds none,
-    // it may have ended already, and its id must not be used again; a session that nobody knows ends by itself.
+    // it may have ended already, and its id must not be used again; a session that no client knows ends by itself.
     let locks = namespace.engine().locks();
     let earlier = match (call.id(), call.repeated_since()) {
         (Some(id), Some(_)) => locks.lasting_session(id).await?,

@@ -7,7 +7,7 @@ use axum::Extension;
 use axum::body::to_bytes;
 use axum::extract::State;
 use axum::response::Response;
-use latchwork::lock::{LockKind, Standing, StandingRequest};
+use latchwork::lock::{LockKind, StandingOutcome, StandingRequest};
 use latchwork::store::{Store, Uuid};
 use latchwork::workflow::Engine;
 use latchwork::{Value, json};
@@ -91,7 +91,7 @@ async fn a_lock_is_acquired_and_released_once() {
     let (locks, again) = (namespace.engine().locks(), StandingRequest::new(first["request"].as_str().unwrap()));
     let holder = locks.lasting_session(session).await.unwrap().unwrap();
     let again = locks.stand(&holder, "m", LockKind::Mutex, again).await.unwrap();
-    assert!(matches!(again, Standing::Granted(_)));
+    assert!(matches!(again, StandingOutcome::Granted(_)));
     let (call, _attempt) = Call::begin(namespace.calls(), 2).await;
     assert_eq!(shown(release(&namespace, call, session, token).await).await["released"], true);
     assert_eq!(locks.inspect("m").await.unwrap().used, 1, "a repeated release has released a later grant");

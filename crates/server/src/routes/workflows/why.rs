@@ -44,7 +44,7 @@ pub(super) async fn why_execution(
         let mut facts = facts(engine, &open, wait).await?;
         if let Some(label) = waited_lock(wait) {
             let found = standing(&locks, &found.id, |name, _| name.to_string() == *label).await?;
-            facts.lock = if let Standing::Waits(lock) = found { Some(*lock) } else { None };
+            facts.lock = if let StandingOutcome::Waits(lock) = found { Some(*lock) } else { None };
         }
         if let WaitsFor::Admission(_) = &wait.what {
             facts.queue.clone_from(&found.queue);
@@ -59,9 +59,9 @@ pub(super) async fn why_execution(
             OperationState::Queued { token, .. } => {
                 let label = &operation.name;
                 match standing(&locks, &found.id, |_, its| its == *token).await? {
-                    Standing::Waits(wait) => format!("It waits for {}.{}", wait.words(), wait.sentence(now)),
-                    Standing::Holds => format!("It waited for lock {label:?}, and holds it now."),
-                    Standing::Gone => format!("It waited for lock {label:?}, but the request was removed."),
+                    StandingOutcome::Waits(wait) => format!("It waits for {}.{}", wait.words(), wait.sentence(now)),
+                    StandingOutcome::Holds => format!("It waited for lock {label:?}, and holds it now."),
+                    StandingOutcome::Gone => format!("It waited for lock {label:?}, but the request was removed."),
                 }
             }
             _ => at_work(operation, now),
@@ -125,7 +125,7 @@ async fn facts(engine: &Engine, open: &[Operation], wait: &Wait) -> Result<WaitF
 }
 
 /// The relation of an execution to a lock.
-enum Standing {
+enum StandingOutcome {
     Waits(Box<LockWait>),
     Holds,
     /// The execution neither holds nor requests it.
@@ -137,18 +137,18 @@ async fn standing(
     locks: &StoredLocks,
     id: &ExecutionId,
     is_it: impl Fn(&LockName, u64) -> bool,
-) -> Result<Standing, Problem> {
+) -> Result<StandingOutcome, Problem> {
     let owned = locks.of(&Owner::Execution(id.clone())).await?;
-    let mut standing = Standing::Gone;
+    let mut standing = StandingOutcome::Gone;
     for (name, token) in owned.into_iter().filter(|(name, token)| is_it(name, *token)) {
         let state = locks.inspect(&name).await?;
         let is_its = |request: &&Requested| request.token == token;
         if state.holders.iter().any(|holder| is_its(&holder)) {
-            standing = Standing::Holds;
+            standing = StandingOutcome::Holds;
             continue;
         }
         let position = state.waiters.iter().find(is_its).and_then(|waiter| waiter.position);
-        return Ok(Standing::Waits(Box::new(LockWait { lock: state, token, position })));
+        return Ok(StandingOutcome::Waits(Box::new(LockWait { lock: state, token, position })));
     }
     Ok(standing)
 }
