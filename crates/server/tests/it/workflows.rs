@@ -224,7 +224,7 @@ async fn updates_are_answered_or_refused() {
     let refused = update("?wait=30s", json!({"name": "add", "request": 0})).await;
     assert_eq!(refused.is_problem(409, "update-refused")["failure"]["code"], "account.nothing");
 
-    // An update that no code receives is accepted, and the answer under an Idempotency-Key is not kept.
+    // An update that is not received yet is accepted, and the answer under an Idempotency-Key is not kept.
     shop.start(json!({"workflow": "order", "input": "tea", "id": "o"})).await;
     let send = |query: &str| {
         let send = ask("POST", &format!("/v1/workflows/o/updates{query}")).header("idempotency-key", "k");
