@@ -93,9 +93,9 @@ async fn a_child_and_an_admitted_execution_run_only_on_the_node_that_owns_them()
     assert_eq!((ran.lock().len(), twice), (120, Vec::new()), "each body runs once");
 }
 
-/// Ends that admit the next execution and starts share commits, while the other shards have moved away and back.
+/// The end of one execution admits the next, whose shard has moved away and back meanwhile: the end is not lost.
 #[tokio::test(flavor = "multi_thread")]
-async fn starts_and_ends_under_a_limit_survive_that_shards_have_moved() {
+async fn an_end_that_admits_an_execution_survives_that_its_shard_has_moved() {
     let store = Store::memory().await.unwrap();
     let one = workflow("one").concurrency(1).when_full(Queue::new()).run(async |ctx: Ctx, n: u64| {
         let more = ctx.receive::<u64>("go").await?;
@@ -103,16 +103,12 @@ async fn starts_and_ends_under_a_limit_survive_that_shards_have_moved() {
     });
     let a = calm(&store, "a").register(&one).start().await.unwrap();
     let mut handles = Vec::new();
-    for n in 0..24 {
+    for n in 0..12 {
         handles.push(a.start(&one, n).id(format!("e{n}")).await.unwrap());
     }
     for (n, handle) in handles.into_iter().enumerate() {
         touch_shards(&store, handle.id()).await;
-        let starts = (0..6).map(|late| a.start(&one, late).id(format!("late-{n}-{late}")).into_future());
-        let signal = a.signal(handle.id().clone(), "go", &100_u64).into_future();
-        let (signalled, started) = tokio::join!(signal, futures_util::future::join_all(starts));
-        signalled.unwrap();
-        started.into_iter().for_each(|started| drop(started.expect("a start is dropped")));
+        a.signal(handle.id().clone(), "go", &100_u64).await.unwrap();
         let ended = tokio::time::timeout(Duration::from_secs(10), handle.result()).await;
         assert_eq!(ended.expect("an end or an admission is lost").unwrap(), 100 + n as u64);
     }
@@ -474,7 +470,7 @@ async fn a_node_whose_record_has_another_format_counts_as_dead_and_is_logged() {
         }
     })
     .await;
-    // A node of this program takes the name when the lease of the other is over: it was not renewed.
+    // A node that joins meanwhile gets its share: the record that cannot be read counts for nothing.
     let _c = in_time(named(&store, "c").register(&waits).start()).await.unwrap();
     until(&store, "two halves again", |nodes| shares(nodes) == [32, 32]).await;
 }

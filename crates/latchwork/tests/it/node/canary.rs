@@ -74,7 +74,9 @@ macro_rules! order {
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// A new version of the code; and what is reported of it: the place, the journal, and the code.
-type Case = (&'static str, fn(&Bodies) -> Workflow<u64, u64>, Option<[&'static str; 3]>);
+type Case = (&'static str, Code, Option<[&'static str; 3]>);
+
+type Code = fn(&Bodies) -> Workflow<u64, u64>;
 
 fn changed_steps() -> Vec<Case> {
     vec![
@@ -184,8 +186,7 @@ async fn code_that_panics_never_ends_or_takes_another_input_is_a_finding() {
     let engine = Engine::on(&store).register(&order()).start().await.unwrap();
     engine.start(&order(), 7).id("a").await.unwrap();
     settled(&engine, Status::Asleep, 1).await;
-    type NewCode = fn(&Bodies) -> Workflow<u64, u64>;
-    let table: Vec<(NewCode, &str)> = vec![
+    let table: Vec<(Code, &str)> = vec![
         (
             order!(|ctx, price, bodies| {
                 ctx.run("charge", async || {
