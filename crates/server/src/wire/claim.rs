@@ -306,9 +306,9 @@ impl From<ClaimError> for Problem {
             ClaimError::Store(store) => store.clone().into(),
             ClaimError::Entity(entity) => entity.clone().into(),
             ClaimError::Cursor(cursor) => cursor.clone().into(),
-            ClaimError::Workflow(below) => Problem::of_kind(below.kind(), below),
-            ClaimError::Lock(below) => Problem::of_kind(below.kind(), below),
-            ClaimError::State(below) => Problem::of_kind(below.kind(), below),
+            ClaimError::Workflow(below) => below.clone().into(),
+            ClaimError::Lock(below) => below.clone().into(),
+            ClaimError::State(below) => below.clone().into(),
             ClaimError::Config { findings } => wrong_configuration(findings.clone()),
             ClaimError::UnknownWorkflow { known, .. } | ClaimError::UnknownStep { known, .. } => {
                 problem(ProblemCode::NotFound).with("known", known)
