@@ -108,8 +108,8 @@ impl SessionBuilder {
 
     /// The session belongs to no process: it outlasts its handles and this process, for example for a client over a
     /// network. A client that knows its id finds it by [`Locks::lasting_session`] and renews it. It ends by
-    /// [`Session::end`], or when it is not renewed. Begun again under the same id, it is the same session, and its terms
-    /// stay.
+    /// [`Session::end`], or when it is not renewed. Begun again under the same id, it is the same session and keeps
+    /// its terms.
     ///
     /// Choose an id that was never used, such as [`Env::uuid`](crate::store::Env::uuid) makes, and keep it secret from
     /// those who must not use the session.
