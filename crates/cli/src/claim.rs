@@ -1,5 +1,5 @@
-//! `latch claim`: looks at configurations of claim workflows, and at the claims in a data directory that no process has
-//! open. Operators end claims there. It runs no action: the next program that has the action runs it.
+//! `latch claim`: looks at configurations of claim workflows, and at the claims in a store, or through the server that
+//! has it open. Operators end claims there. It runs no action: the next program that has the action runs it.
 
 mod change;
 mod complete;
@@ -17,9 +17,11 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use clap::Subcommand;
 use latchwork::claim::{self, Checked, StoredClaims};
+use latchwork::store::{Env, Store};
 
+use crate::client::Client;
 use crate::output::Output;
-use crate::store::StoreArgument;
+use crate::target::{Looked, Target};
 
 #[derive(Subcommand)]
 pub(crate) enum Claim {
@@ -46,35 +48,59 @@ pub(crate) enum Claim {
     },
 }
 
-pub(crate) async fn run(command: Claim, store: &StoreArgument, output: &mut Output<'_>) -> Result<()> {
+pub(crate) async fn run(command: Claim, target: &Target, output: &mut Output<'_>) -> Result<()> {
     match command {
-        Claim::Validate(validate) => validate::run(&validate, output),
-        Claim::Diagram(diagram) => diagram::run(&diagram, output),
+        Claim::Validate(validate) => return validate::run(&validate, output),
+        Claim::Diagram(diagram) => return diagram::run(&diagram, output),
         Claim::Schema => {
             let schema = claim::json_schema();
-            output.one(&schema, |text| format!("{schema:#}").lines().for_each(|line| text.line(line)))
+            return output.one(&schema, |text| format!("{schema:#}").lines().for_each(|line| text.line(line)));
         }
+        _ => {}
+    }
+    let store = match target.look().await? {
+        Looked::Server(client) => return ask(command, &client, output).await,
+        Looked::Store(store) => store,
+    };
+    let looked = look(&command, &store, output).await;
+    store.close().await?;
+    looked?;
+    let store = target.store("claim")?;
+    match command {
         Claim::Release(change) => release::run(change, store, output).await,
         Claim::Retry(change) => retry::run(change, store, output).await,
         Claim::Complete(change) => complete::run(change, store, output).await,
         Claim::Dead { command: dead::Dead::Retry(retry) } => dead::retry(retry, store, output).await,
-        looks => look(looks, store, output).await,
+        _ => Ok(()),
     }
 }
 
 /// The commands that change nothing.
-async fn look(command: Claim, store: &StoreArgument, output: &mut Output<'_>) -> Result<()> {
-    let store = store.look().await?;
-    let claims = StoredClaims::on(&store).await?;
+async fn look(command: &Claim, store: &Store, output: &mut Output<'_>) -> Result<()> {
     let now = store.env().now();
-    let done = match command {
-        Claim::List(list) => list::run(list, &claims, now, output).await,
-        Claim::Show(show) => show::run(show, &claims, now, output).await,
-        Claim::Dead { command: dead::Dead::List(list) } => dead::list(list, &claims, now, output).await,
+    match command {
+        Claim::List(list) => list::run(list, &StoredClaims::on(store).await?, now, output).await,
+        Claim::Show(show) => show::run(show, &StoredClaims::on(store).await?, now, output).await,
+        Claim::Dead { command: dead::Dead::List(list) } => {
+            dead::list(list, &StoredClaims::on(store).await?, now, output).await
+        }
         _ => Ok(()),
-    };
-    store.close().await?;
-    done
+    }
+}
+
+/// The same through a server.
+async fn ask(command: Claim, client: &Client, output: &mut Output<'_>) -> Result<()> {
+    let now = Env::system().now();
+    match command {
+        Claim::List(list) => list::ask(&list, client, now, output).await,
+        Claim::Show(show) => show::ask(&show, client, now, output).await,
+        Claim::Release(change) => change.ask(release::VERB, client, release::lines, output).await,
+        Claim::Retry(change) => change.ask(retry::VERB, client, retry::lines, output).await,
+        Claim::Complete(change) => change.ask(complete::VERB, client, complete::lines, output).await,
+        Claim::Dead { command: dead::Dead::List(list) } => dead::ask(&list, client, now, output).await,
+        Claim::Dead { command: dead::Dead::Retry(retry) } => dead::ask_retry(&retry, client, output).await,
+        Claim::Validate(_) | Claim::Diagram(_) | Claim::Schema => Ok(()),
+    }
 }
 
 fn read(file: &PathBuf) -> Result<Checked> {

@@ -1,16 +1,27 @@
 //! `latch`, the Latchwork command. One file for each subcommand; this file only reads the command line. `output.rs`
 //! owns the format of answers, errors and exit codes.
 
+mod ask;
 mod claim;
+mod client;
+mod completions;
+mod config;
 mod dev;
 mod lock;
+mod man;
 mod node;
 mod output;
 mod paging;
+mod progress;
 mod review;
 mod schedule;
+mod serve;
+mod signals;
 mod store;
+mod target;
 mod time;
+mod token;
+mod unpack;
 mod workflow;
 
 use std::io::{BufWriter, Write};
@@ -18,23 +29,28 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::error::ErrorKind;
-use clap::{Parser, Subcommand};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::output::{EXIT_CODES, Exit, Format, Output, Problem};
-use crate::store::StoreArgument;
+use crate::output::{EXIT_CODES, Ended, Exit, Format, Output, Problem};
+use crate::target::{Target, TargetOptions};
 
 /// Durable work that happens once.
 #[derive(Parser)]
 #[command(name = "latch", version, after_help = EXIT_CODES)]
 struct Latch {
-    /// The data directory, or a PostgreSQL database: postgres://user@host/database. PGPASSWORD is the password.
-    #[arg(long, global = true, default_value = "./latchwork-data", value_name = "DIRECTORY|URL")]
-    store: std::ffi::OsString,
-    /// The schema of the database that holds the store; latchwork by default.
-    #[arg(long, global = true, value_name = "NAME")]
-    schema: Option<String>,
+    #[command(flatten)]
+    target: TargetOptions,
     /// The format of the answer. With JSON, errors are JSON, too.
-    #[arg(short, long, global = true, value_enum, default_value = "table", value_name = "FORMAT")]
+    #[arg(
+        short,
+        long,
+        global = true,
+        value_enum,
+        env = "LATCH_OUTPUT",
+        hide_env_values = true,
+        default_value = "table",
+        value_name = "FORMAT"
+    )]
     output: Format,
     #[command(subcommand)]
     command: Command,
@@ -45,38 +61,61 @@ enum Command {
     /// A demonstration to kill: transfers and invoices that continue where they were, no matter how often that happens.
     #[command(after_help = EXIT_CODES)]
     Dev(dev::Dev),
-    /// Looks at configurations of claim workflows, and at the claims in a data directory that no process has open. Can
-    /// end claims there. Runs nothing.
+    /// Looks at configurations of claim workflows, and at claims. Can end claims. Runs nothing.
     #[command(after_help = EXIT_CODES)]
     Claim {
         #[command(subcommand)]
         command: claim::Claim,
     },
-    /// Looks at the locks in a data directory that no process has open, or forces a release. Runs nothing.
+    /// Prints a script by which a shell completes this command.
+    #[command(after_help = EXIT_CODES)]
+    Completions(completions::Completions),
+    /// Prints the configuration of a server that is in force, and where each value comes from.
+    #[command(after_help = EXIT_CODES)]
+    Config(Box<config::Config>),
+    /// Looks at locks, forces a release, or runs a command under a lock.
     #[command(after_help = EXIT_CODES)]
     Lock {
         #[command(subcommand)]
         command: lock::Lock,
     },
+    /// Prints a manual page, or writes all of them.
+    #[command(after_help = EXIT_CODES)]
+    Man(man::Manual),
     /// Looks at the nodes that share a database, or drains one. Runs nothing.
     #[command(after_help = EXIT_CODES)]
     Node {
         #[command(subcommand)]
         command: node::Node,
     },
-    /// Looks at the reviews in a data directory that no process has open, or decides one. Runs nothing.
+    /// Looks at reviews, or decides one. Runs nothing.
     #[command(after_help = EXIT_CODES)]
     Review {
         #[command(subcommand)]
         command: review::Review,
     },
-    /// Looks at the schedules in a data directory that no process has open, or changes them. Starts nothing.
+    /// Looks at schedules, or changes them. Starts nothing.
     #[command(after_help = EXIT_CODES)]
     Schedule {
         #[command(subcommand)]
         command: schedule::Schedule,
     },
-    /// Looks at the workflows in a data directory that no process has open. Runs and changes nothing.
+    /// Serves stores over HTTP, for programs in any language. Ends gracefully on SIGTERM and SIGINT.
+    #[command(after_help = EXIT_CODES)]
+    Serve(Box<serve::Serve>),
+    /// Backs up, restores, checks and measures a whole store.
+    #[command(after_help = EXIT_CODES)]
+    Store {
+        #[command(subcommand)]
+        command: store::StoreCommand,
+    },
+    /// Makes tokens for a server, and hashes of tokens.
+    #[command(after_help = EXIT_CODES)]
+    Token {
+        #[command(subcommand)]
+        command: token::TokenCommand,
+    },
+    /// Looks at executions of workflows. Runs and changes nothing.
     #[command(after_help = EXIT_CODES)]
     Workflow {
         #[command(subcommand)]
@@ -84,43 +123,85 @@ enum Command {
     },
 }
 
+fn main() -> ExitCode {
+    // The guard of a command holds nothing but a pipe, so it starts nothing else.
+    match lock::run::guard::arguments() {
+        Some(guard) => guard.watch(),
+        None => command(),
+    }
+}
+
 #[tokio::main]
-async fn main() -> ExitCode {
-    let latch = match Latch::try_parse() {
-        Ok(latch) => latch,
+async fn command() -> ExitCode {
+    let read = Latch::command().try_get_matches().and_then(|matches| {
+        let latch = Latch::from_arg_matches(&matches)?;
+        Ok((latch, matches))
+    });
+    let (latch, matches) = match read {
+        Ok(read) => read,
         Err(error) => return usage(&error),
     };
     let format = latch.output;
-    match run(latch).await {
+    match run(latch, &matches).await {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => match Problem::of(error) {
-            // The reader of the output has closed it.
-            None => ExitCode::SUCCESS,
-            Some(problem) => {
-                problem.tell(format);
-                ExitCode::from(problem.exit as u8)
-            }
+        Err(error) => match error.downcast::<Ended>() {
+            Ok(Ended(code)) => ExitCode::from(code),
+            Err(error) => failed(error, format),
         },
     }
 }
 
-async fn run(latch: Latch) -> Result<()> {
-    let Latch { store, schema, output, command } = latch;
-    let store = StoreArgument::new(store, schema).map_err(|wrong| Problem::new(Exit::Usage, wrong))?;
+async fn run(latch: Latch, matches: &ArgMatches) -> Result<()> {
+    let Latch { target, output, command } = latch;
+    // The options of the command itself, which may come from the environment.
+    let own = matches.subcommand().map_or(matches, |(_, own)| own);
     let mut out = BufWriter::new(std::io::stdout());
     let done = match command {
-        Command::Dev(dev) => dev::run(dev, &store, &mut Output::new(output, &mut out)).await,
-        Command::Claim { command } => claim::run(command, &store, &mut Output::new(output, &mut out)).await,
-        Command::Lock { command } => lock::run(command, &store, &mut Output::new(output, &mut out)).await,
-        Command::Node { command } => node::run(command, &store, &mut Output::new(output, &mut out)).await,
-        Command::Review { command } => review::run(command, &store, &mut Output::new(output, &mut out)).await,
-        Command::Schedule { command } => schedule::run(command, &store, &mut Output::new(output, &mut out)).await,
-        Command::Workflow { command } => workflow::run(command, &store, &mut Output::new(output, &mut out)).await,
+        Command::Completions(completions) => completions::run(&completions, Latch::command(), &mut out),
+        Command::Man(manual) => man::run(&manual, Latch::command(), &mut out),
+        command => {
+            let output = &mut Output::new(output, &mut out);
+            match command {
+                Command::Config(config) => config::run(*config, own, output),
+                Command::Serve(serve) => serve::run(*serve, own, output).await,
+                Command::Token { command } => token::run(command, output),
+                command => work(command, &target.read(matches)?, output).await,
+            }
+        }
     };
     // What was found before an error is printed, too.
     let flushed = out.flush();
     done?;
     Ok(flushed?)
+}
+
+/// The commands that work on a store or a server.
+async fn work(command: Command, target: &Target, output: &mut Output<'_>) -> Result<()> {
+    match command {
+        Command::Claim { command } => claim::run(command, target, output).await,
+        Command::Dev(dev) => dev::run(dev, target.store("dev")?, output).await,
+        Command::Lock { command } => lock::run(command, target, output).await,
+        Command::Node { command } => node::run(command, target, output).await,
+        Command::Review { command } => review::run(command, target, output).await,
+        Command::Schedule { command } => schedule::run(command, target, output).await,
+        Command::Store { command } => store::run(command, target, output).await,
+        Command::Workflow { command } => workflow::run(command, target, output).await,
+        Command::Completions(_) | Command::Config(_) | Command::Man(_) | Command::Serve(_) | Command::Token { .. } => {
+            Ok(())
+        }
+    }
+}
+
+/// Reports an error.
+fn failed(error: anyhow::Error, format: Format) -> ExitCode {
+    match Problem::of(error) {
+        // The reader of the output has closed it.
+        None => ExitCode::SUCCESS,
+        Some(problem) => {
+            problem.tell(format);
+            ExitCode::from(problem.exit as u8)
+        }
+    }
 }
 
 /// Reports a wrong command line, or prints the help.
@@ -130,6 +211,7 @@ fn usage(error: &clap::Error) -> ExitCode {
     let joined = ["-ojson", "-o=json", "--output=json"];
     let asks = arguments.windows(2).any(is_json)
         || arguments.iter().any(|argument| joined.iter().any(|start| argument.starts_with(start)));
+    let asks = asks || std::env::var("LATCH_OUTPUT").is_ok_and(|format| format.starts_with("json"));
     let is_help = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
     if asks && !is_help {
         let message = error.to_string();

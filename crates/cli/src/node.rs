@@ -9,11 +9,12 @@ mod unrunnable;
 use anyhow::Result;
 use clap::Subcommand;
 use latchwork::node::{NodeInfo, Nodes};
-use latchwork::store::Timestamp;
-use serde::Serialize;
+use latchwork::store::{Env, Store, Timestamp};
+use serde::{Deserialize, Serialize};
 
+use crate::client::Client;
 use crate::output::Output;
-use crate::store::StoreArgument;
+use crate::target::{Looked, Target};
 use crate::time::Time;
 
 #[derive(Subcommand)]
@@ -30,25 +31,45 @@ pub(crate) enum Node {
     Unrunnable(unrunnable::Unrunnable),
 }
 
-pub(crate) async fn run(command: Node, argument: &StoreArgument, output: &mut Output<'_>) -> Result<()> {
-    if let Node::Drain(drain) = command {
-        return drain::run(drain, argument, output).await;
-    }
-    let store = argument.look().await?;
-    let (nodes, now) = (Nodes::on(&store), store.env().now());
-    let done = match command {
-        Node::List(_) => list::run(&nodes, now, output).await,
-        Node::Show(show) => show::run(&show, &nodes, now, output).await,
-        Node::Moves(moves) => moves::run(&moves, &nodes, output).await,
-        Node::Unrunnable(asked) => unrunnable::run(&asked, &store, now, output).await,
-        Node::Drain(_) => Ok(()),
+pub(crate) async fn run(command: Node, target: &Target, output: &mut Output<'_>) -> Result<()> {
+    let store = match target.look().await? {
+        Looked::Server(client) => return ask(command, &client, output).await,
+        Looked::Store(store) => store,
     };
+    let looked = look(&command, &store, output).await;
     store.close().await?;
-    done
+    looked?;
+    match command {
+        Node::Drain(drain) => drain::run(drain, target.store("node drain")?, output).await,
+        _ => Ok(()),
+    }
+}
+
+async fn look(command: &Node, store: &Store, output: &mut Output<'_>) -> Result<()> {
+    let (nodes, now) = (Nodes::on(store), store.env().now());
+    match command {
+        Node::List(_) => list::run(&nodes, now, output).await,
+        Node::Show(show) => show::run(show, &nodes, now, output).await,
+        Node::Moves(moves) => moves::run(moves, &nodes, output).await,
+        Node::Unrunnable(asked) => unrunnable::run(asked, store, now, output).await,
+        Node::Drain(_) => Ok(()),
+    }
+}
+
+/// The same through a server.
+async fn ask(command: Node, client: &Client, output: &mut Output<'_>) -> Result<()> {
+    let now = Env::system().now();
+    match command {
+        Node::List(_) => list::ask(client, now, output).await,
+        Node::Show(show) => show::ask(&show, client, now, output).await,
+        Node::Moves(moves) => moves::ask(&moves, client, output).await,
+        Node::Unrunnable(asked) => unrunnable::ask(&asked, client, now, output).await,
+        Node::Drain(drain) => drain::ask(&drain, client, output).await,
+    }
 }
 
 /// The fields of a node in JSON, which are stable. docs/cli.md lists them.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct NodeFields {
     name: String,
     since: Time,

@@ -65,6 +65,11 @@ impl<'w> Output<'w> {
         Ok(())
     }
 
+    /// Hands over what was written so far.
+    pub(crate) fn flush(&mut self) -> Result<()> {
+        Ok(self.out.flush()?)
+    }
+
     /// One item of a list, as a line of JSON.
     pub(crate) fn line<T: Serialize>(&mut self, thing: &T) -> Result<()> {
         Ok(writeln!(self.out, "{}", serde_json::to_string(thing)?)?)
@@ -106,7 +111,7 @@ impl<'w> Output<'w> {
 }
 
 /// A note for people on the standard error. If it cannot be written, that is not a failure.
-fn note(text: &str) {
+pub(crate) fn note(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
@@ -239,7 +244,11 @@ pub(crate) enum Exit {
     NotAllowed = 4,
     Conflict = 5,
     WorkflowFailed = 6,
+    Unreachable = 69,
     Busy = 75,
+    Lost = 76,
+    NotExecutable = 126,
+    NoCommand = 127,
 }
 
 impl Exit {
@@ -253,7 +262,11 @@ impl Exit {
             Exit::NotAllowed => "not_allowed",
             Exit::Conflict => "conflict",
             Exit::WorkflowFailed => "workflow_failed",
+            Exit::Unreachable => "unreachable",
             Exit::Busy => "busy",
+            Exit::Lost => "lost",
+            Exit::NotExecutable => "not_executable",
+            Exit::NoCommand => "no_command",
         }
     }
 
@@ -264,6 +277,27 @@ impl Exit {
             ErrorKind::Conflict => Exit::Conflict,
             ErrorKind::Unavailable | ErrorKind::Corrupt => Exit::Failed,
         }
+    }
+}
+
+/// The exit code of another process, with which this one ends. It has printed everything itself.
+#[derive(Debug)]
+pub(crate) struct Ended(pub(crate) u8);
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "it ended with exit code {}", self.0)
+    }
+}
+
+impl std::error::Error for Ended {}
+
+/// The class of an error of the library.
+pub(crate) fn kind_of(error: &anyhow::Error) -> Option<ErrorKind> {
+    match library(error) {
+        Some(Ok(error)) => Some(error.kind()),
+        Some(Err(kind)) => Some(kind),
+        None => error.downcast_ref::<StoreError>().map(StoreError::kind),
     }
 }
 

@@ -27,14 +27,14 @@ pub(crate) struct Paging {
 impl Paging {
     /// Writes a list. `read` returns the page of this size after this cursor.
     pub(crate) async fn write<T: Serialize>(
-        self,
+        &self,
         name: &str,
         output: &mut Output<'_>,
         table: impl FnOnce(&[T]) -> Table,
         mut read: impl AsyncFnMut(usize, Option<Cursor>) -> Result<Page<T>>,
     ) -> Result<()> {
         let mut left = if self.all { usize::MAX } else { usize::try_from(self.limit).unwrap_or(usize::MAX) };
-        let (mut found, mut next) = (Vec::new(), self.after);
+        let (mut found, mut next) = (Vec::new(), self.after.clone());
         loop {
             let page = read(left.min(PAGE), next.take()).await?;
             left -= page.items.len();

@@ -1,4 +1,4 @@
-//! `latch review`: looks at the reviews in a data directory that no process has open, and decides one. It runs no
+//! `latch review`: looks at reviews, and decides one, in a store or through the server that has it open. It runs no
 //! workflow: the execution that waits for the decision continues when an engine starts.
 
 mod decide;
@@ -8,10 +8,12 @@ mod show;
 
 use anyhow::Result;
 use clap::Subcommand;
+use latchwork::store::{Env, Store};
 use latchwork::workflow::Executions;
 
+use crate::client::Client;
 use crate::output::Output;
-use crate::store::StoreArgument;
+use crate::target::{Looked, Target};
 
 #[derive(Subcommand)]
 pub(crate) enum Review {
@@ -23,19 +25,37 @@ pub(crate) enum Review {
     Decide(decide::Decide),
 }
 
-pub(crate) async fn run(command: Review, store: &StoreArgument, output: &mut Output<'_>) -> Result<()> {
-    let command = match command {
-        Review::Decide(decide) => return decide::run(decide, store, output).await,
-        command => command,
+pub(crate) async fn run(command: Review, target: &Target, output: &mut Output<'_>) -> Result<()> {
+    let store = match target.look().await? {
+        Looked::Server(client) => return ask(command, &client, output).await,
+        Looked::Store(store) => store,
     };
-    let store = store.look().await?;
-    let executions = Executions::on(&store).await?;
+    let looked = look(&command, &store, output).await;
+    store.close().await?;
+    looked?;
+    match command {
+        Review::Decide(decide) => decide::run(decide, target.store("review decide")?, output).await,
+        Review::List(_) | Review::Show(_) => Ok(()),
+    }
+}
+
+async fn look(command: &Review, store: &Store, output: &mut Output<'_>) -> Result<()> {
+    let executions = Executions::on(store).await?;
     let now = store.env().now();
-    let done = match command {
+    match command {
         Review::List(list) => list::run(list, &executions, now, output).await,
         Review::Show(show) => show::run(show, &executions, now, output).await,
-        Review::Decide(_) => Ok(()),
-    };
-    store.close().await?;
-    done
+        // A missing review is found without a write.
+        Review::Decide(decide) => decide.look(&executions).await,
+    }
+}
+
+/// The same through a server.
+async fn ask(command: Review, client: &Client, output: &mut Output<'_>) -> Result<()> {
+    let now = Env::system().now();
+    match command {
+        Review::List(list) => list::ask(&list, client, now, output).await,
+        Review::Show(show) => show::ask(&show, client, now, output).await,
+        Review::Decide(decide) => decide::ask(decide, client, now, output).await,
+    }
 }

@@ -1,4 +1,4 @@
-//! `latch schedule`: looks at the schedules in a data directory that no process has open, and changes them. It starts
+//! `latch schedule`: looks at schedules, and changes them, in a store or through the server that has it open. It starts
 //! nothing: an occurrence that is due, or was triggered, starts when an engine with the workflow starts.
 
 mod change;
@@ -9,10 +9,12 @@ mod show;
 
 use anyhow::Result;
 use clap::Subcommand;
+use latchwork::store::{Env, Store};
 use latchwork::workflow::StoredSchedules;
 
+use crate::client::Client;
 use crate::output::Output;
-use crate::store::StoreArgument;
+use crate::target::{Looked, Target};
 
 #[derive(Subcommand)]
 pub(crate) enum Schedule {
@@ -33,27 +35,45 @@ pub(crate) enum Schedule {
     Delete(change::Named),
 }
 
-pub(crate) async fn run(command: Schedule, store: &StoreArgument, output: &mut Output<'_>) -> Result<()> {
+pub(crate) async fn run(command: Schedule, target: &Target, output: &mut Output<'_>) -> Result<()> {
+    let store = match target.look().await? {
+        Looked::Server(client) => return ask(command, &client, output).await,
+        Looked::Store(store) => store,
+    };
+    let looked = look(&command, &store, output).await;
+    store.close().await?;
+    looked?;
+    // What changes something opens the store again, in another way.
     match command {
-        Schedule::Create(create) => create::run(create, store, output).await,
-        Schedule::Pause(pause) => change::pause(pause, store, output).await,
-        Schedule::Resume(named) => change::resume(named, store, output).await,
-        Schedule::Trigger(named) => change::trigger(named, store, output).await,
-        Schedule::Delete(named) => change::delete(named, store, output).await,
-        looks => look(looks, store, output).await,
+        Schedule::List(_) | Schedule::Show(_) => Ok(()),
+        Schedule::Create(create) => create::run(create, target.store("schedule create")?, output).await,
+        Schedule::Pause(pause) => change::pause(pause, target.store("schedule pause")?, output).await,
+        Schedule::Resume(named) => change::resume(named, target.store("schedule resume")?, output).await,
+        Schedule::Trigger(named) => change::trigger(named, target.store("schedule trigger")?, output).await,
+        Schedule::Delete(named) => change::delete(named, target.store("schedule delete")?, output).await,
     }
 }
 
 /// The commands that change nothing.
-async fn look(command: Schedule, store: &StoreArgument, output: &mut Output<'_>) -> Result<()> {
-    let store = store.look().await?;
-    let schedules = StoredSchedules::on(&store).await?;
+async fn look(command: &Schedule, store: &Store, output: &mut Output<'_>) -> Result<()> {
     let now = store.env().now();
-    let done = match command {
-        Schedule::List(list) => list::run(list, &schedules, now, output).await,
-        Schedule::Show(show) => show::run(show, &schedules, now, output).await,
+    match command {
+        Schedule::List(list) => list::run(list, &StoredSchedules::on(store).await?, now, output).await,
+        Schedule::Show(show) => show::run(show, &StoredSchedules::on(store).await?, now, output).await,
         _ => Ok(()),
-    };
-    store.close().await?;
-    done
+    }
+}
+
+/// The same through a server.
+async fn ask(command: Schedule, client: &Client, output: &mut Output<'_>) -> Result<()> {
+    let now = Env::system().now();
+    match command {
+        Schedule::List(list) => list::ask(&list, client, now, output).await,
+        Schedule::Show(show) => show::ask(&show, client, now, output).await,
+        Schedule::Create(create) => create::ask(create, client, now, output).await,
+        Schedule::Pause(pause) => change::ask_pause(pause, client, output).await,
+        Schedule::Resume(named) => change::ask_resume(named, client, output).await,
+        Schedule::Trigger(named) => change::ask_trigger(named, client, output).await,
+        Schedule::Delete(named) => change::ask_delete(named, client, output).await,
+    }
 }

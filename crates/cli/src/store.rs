@@ -1,163 +1,36 @@
-//! The store that a command works on: a data directory, or a schema of a PostgreSQL database. This file opens it, for
-//! reading or for an operator's change, and keeps the password of a database out of everything that is printed.
+//! `latch store`: backups, restores, checks and figures of a whole store.
 
-use std::ffi::OsString;
-use std::fmt;
-use std::path::PathBuf;
-use std::time::Duration;
+mod argument;
+mod backup;
+mod restore;
+mod stats;
+mod verify;
 
 use anyhow::Result;
-use latchwork::store::{PostgresOptions, Store};
-use latchwork::workflow::Engine;
+use clap::Subcommand;
 
-/// The schema, if none is named.
-const SCHEMA: &str = "latchwork";
+use crate::output::Output;
+use crate::target::Target;
 
-/// How long a command waits for a database.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) use argument::{DEFAULT_DIRECTORY, StoreArgument, is_database, quoted};
 
-/// The value of `--store`.
-#[derive(Clone)]
-pub(crate) enum StoreArgument {
-    Directory(PathBuf),
-    /// A connection string, and the schema.
-    Database(String, String),
+#[derive(Subcommand)]
+pub(crate) enum StoreCommand {
+    /// Writes a snapshot of the store into a new directory. A backup can be opened as a store, and restored.
+    Backup(backup::Backup),
+    /// Replaces everything in the store by a snapshot.
+    Restore(restore::Restore),
+    /// Reads everything in the store, and reports all damage.
+    Verify,
+    /// Shows figures about the store.
+    Stats,
 }
 
-impl StoreArgument {
-    pub(crate) fn new(store: impl Into<OsString>, schema: Option<String>) -> Result<StoreArgument, &'static str> {
-        let store = store.into();
-        let is_url = |text: &&str| text.starts_with("postgres://") || text.starts_with("postgresql://");
-        match (store.to_str().filter(is_url), schema) {
-            (Some(url), None) => Ok(StoreArgument::Database(url.into(), SCHEMA.into())),
-            (Some(url), Some(schema)) => Ok(StoreArgument::Database(url.into(), schema)),
-            (None, None) => Ok(StoreArgument::Directory(store.into())),
-            (None, Some(_)) => Err("--schema needs a database: --store postgres://…"),
-        }
-    }
-
-    fn database(schema: &str) -> PostgresOptions {
-        // A command is short: it needs no notifications, and works behind a pooler, too.
-        let options = PostgresOptions::new().schema(schema).connections(1).behind_pooler().patience(PATIENCE);
-        with_password(options)
-    }
-
-    /// Opens the store to look at it. Creates and changes nothing.
-    pub(crate) async fn look(&self) -> Result<Store> {
-        Ok(match self {
-            StoreArgument::Directory(directory) => Store::open_read_only(directory).await?,
-            StoreArgument::Database(url, schema) => Self::database(schema).connect_read_only(url).await?,
-        })
-    }
-
-    /// Starts an engine that makes an operator's changes and runs nothing. A store that does not exist is not created.
-    pub(crate) async fn operate(&self) -> Result<Engine> {
-        self.look().await?.close().await?;
-        Ok(match self {
-            StoreArgument::Directory(directory) => Engine::open(directory).idle().start().await?,
-            StoreArgument::Database(url, schema) => {
-                Engine::on(&Self::database(schema).connect(url).await?).idle().start().await?
-            }
-        })
-    }
-
-    /// Opens the store to work on it, and creates it if it does not exist.
-    pub(crate) async fn open(&self) -> Result<Store> {
-        Ok(match self {
-            StoreArgument::Directory(directory) => Store::open(directory).await?,
-            StoreArgument::Database(url, schema) => {
-                with_password(PostgresOptions::new().schema(schema)).connect(url).await?
-            }
-        })
-    }
-
-    /// The arguments that name this store to another process of this program.
-    pub(crate) fn arguments(&self) -> Vec<OsString> {
-        match self {
-            StoreArgument::Directory(directory) => vec!["--store".into(), directory.into()],
-            StoreArgument::Database(url, schema) => {
-                vec!["--store".into(), url.into(), "--schema".into(), schema.into()]
-            }
-        }
-    }
-
-    /// The same, as a user types them. The password is left out.
-    pub(crate) fn typed(&self) -> String {
-        match self {
-            StoreArgument::Database(_, schema) if schema != SCHEMA => {
-                format!("--store {} --schema {}", quoted(self), quoted(schema))
-            }
-            _ => format!("--store {}", quoted(self)),
-        }
-    }
-}
-
-/// Without the password.
-impl fmt::Display for StoreArgument {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            StoreArgument::Directory(directory) => directory.display().fmt(f),
-            StoreArgument::Database(url, _) => f.write_str(&without_password(url)),
-        }
-    }
-}
-
-/// As libpq does: the command line of a process can be read by other users.
-fn with_password(options: PostgresOptions) -> PostgresOptions {
-    match std::env::var("PGPASSWORD") {
-        Ok(password) if !password.is_empty() => options.password(password),
-        _ => options,
-    }
-}
-
-/// Quotes an argument for a shell, if that is necessary.
-pub(crate) fn quoted(text: impl fmt::Display) -> String {
-    let text = text.to_string();
-    match text.contains(|letter: char| letter.is_whitespace() || "'\"$&;()?*".contains(letter)) {
-        true => format!("'{}'", text.replace('\'', r"'\''")),
-        false => text,
-    }
-}
-
-/// A connection string as it is printed: credentials without the password, and settings without a password.
-fn without_password(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://") else { return "postgres://…".into() };
-    let (credentials, rest) = match rest.split_once('@') {
-        Some((credentials, rest)) => (Some(credentials), rest),
-        None => (None, rest),
-    };
-    let user = credentials.map(|credentials| credentials.split_once(':').map_or(credentials, |(user, _)| user));
-    let user = user.map(|user| format!("{user}@")).unwrap_or_default();
-    let (base, settings) = rest.split_once('?').unwrap_or((rest, ""));
-    let is_shown = |setting: &&str| !setting.is_empty() && !setting.to_ascii_lowercase().starts_with("pass");
-    let settings: Vec<&str> = settings.split('&').filter(is_shown).collect();
-    let settings = if settings.is_empty() { String::new() } else { format!("?{}", settings.join("&")) };
-    format!("{scheme}://{user}{base}{settings}")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_password_is_never_shown() {
-        for (url, shown) in [
-            ("postgres://me:hunter2@db/app", "postgres://me@db/app"),
-            ("postgres://me@db:5433/app?sslmode=require", "postgres://me@db:5433/app?sslmode=require"),
-            ("postgresql:///app?user=me&password=hunter2&host=/run", "postgresql:///app?user=me&host=/run"),
-            ("postgres://me:hunt?er2@db/app", "postgres://me@db/app"),
-            ("postgres://db", "postgres://db"),
-        ] {
-            let store = StoreArgument::new(url, None).unwrap();
-            assert_eq!(store.to_string(), shown);
-            assert!(!store.typed().contains("hunter2"), "{}", store.typed());
-        }
-    }
-
-    #[test]
-    fn a_schema_is_of_a_database() {
-        assert!(StoreArgument::new("./data", Some("a".into())).is_err());
-        let typed = StoreArgument::new("postgres://db?sslmode=require", Some("a".into())).unwrap().typed();
-        assert_eq!(typed, "--store 'postgres://db?sslmode=require' --schema a");
+pub(crate) async fn run(command: StoreCommand, target: &Target, output: &mut Output<'_>) -> Result<()> {
+    match command {
+        StoreCommand::Backup(backup) => backup::run(backup, target, output).await,
+        StoreCommand::Restore(restore) => restore::run(restore, target, output).await,
+        StoreCommand::Verify => verify::run(target, output).await,
+        StoreCommand::Stats => stats::run(target, output).await,
     }
 }

@@ -3,7 +3,7 @@
 use jiff::{SpanRelativeTo, Unit, civil};
 use latchwork::store::Timestamp;
 use latchwork::words;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A time that is written as RFC 3339, in UTC, with microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -35,6 +35,13 @@ impl Serialize for Time {
     }
 }
 
+impl<'de> Deserialize<'de> for Time {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Time, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        absolute(&text).map(Time).map_err(serde::de::Error::custom)
+    }
+}
+
 /// A time on a command line: RFC 3339, or a date, with or without a time of day, in UTC.
 pub(crate) fn absolute(text: &str) -> Result<Timestamp, String> {
     let utc = |time: civil::DateTime| time.to_zoned(jiff::tz::TimeZone::UTC).map(|zoned| zoned.timestamp());
@@ -62,6 +69,15 @@ pub(crate) fn duration(text: &str) -> Result<std::time::Duration, String> {
     match us {
         Ok(us) if us > 0.0 => Ok(std::time::Duration::from_micros(us as u64)),
         _ => Err(format!("{text:?} is not a duration: write 2s, or 500ms")),
+    }
+}
+
+/// A duration as it is read: `30s`, `500ms`.
+pub(crate) fn exact(duration: std::time::Duration) -> String {
+    match (duration.as_micros(), duration.as_millis()) {
+        (us, _) if us % 1000 != 0 => format!("{us}us"),
+        (_, ms) if ms % 1000 != 0 => format!("{ms}ms"),
+        _ => format!("{}s", duration.as_secs()),
     }
 }
 
@@ -116,6 +132,9 @@ mod tests {
         assert_eq!(duration("500ms"), Ok(std::time::Duration::from_millis(500)));
         for text in ["", "0s", "-2s", "2", "soon"] {
             assert!(duration(text).is_err(), "{text}");
+        }
+        for text in ["90s", "500ms", "7us"] {
+            assert_eq!(exact(duration(text).unwrap()), text);
         }
         assert_eq!(absolute("2023-11-14"), Ok(Timestamp(1_699_920_000_000_000)));
         for text in ["2d", "90m", ""] {

@@ -1,5 +1,5 @@
-//! `latch workflow`: looks at the executions in a data directory that no process has open. It runs and changes nothing:
-//! it opens the directory read-only.
+//! `latch workflow`: looks at executions, in a store that it opens read-only, or through the server that has it open.
+//! It runs and changes nothing.
 
 mod fields;
 mod history;
@@ -10,10 +10,12 @@ mod why;
 use anyhow::Result;
 use clap::Subcommand;
 use latchwork::lock::StoredLocks;
+use latchwork::store::{Env, Store};
 use latchwork::workflow::Executions;
 
+use crate::client::Client;
 use crate::output::Output;
-use crate::store::StoreArgument;
+use crate::target::{Looked, Target};
 
 #[derive(Subcommand)]
 pub(crate) enum Workflow {
@@ -28,16 +30,34 @@ pub(crate) enum Workflow {
     History(history::History),
 }
 
-pub(crate) async fn run(command: Workflow, store: &StoreArgument, output: &mut Output<'_>) -> Result<()> {
-    let store = store.look().await?;
-    let executions = Executions::on(&store).await?;
+pub(crate) async fn run(command: Workflow, target: &Target, output: &mut Output<'_>) -> Result<()> {
+    match target.look().await? {
+        Looked::Store(store) => {
+            let done = look(command, &store, output).await;
+            store.close().await?;
+            done
+        }
+        Looked::Server(client) => ask(command, &client, output).await,
+    }
+}
+
+async fn look(command: Workflow, store: &Store, output: &mut Output<'_>) -> Result<()> {
+    let executions = Executions::on(store).await?;
     let now = store.env().now();
-    let done = match command {
+    match command {
         Workflow::List(list) => list::run(*list, &executions, now, output).await,
         Workflow::Show(show) => show::run(show, &executions, now, output).await,
-        Workflow::Why(why) => why::run(why, &executions, &StoredLocks::on(&store).await?, now, output).await,
-        Workflow::History(history) => history::run(history, &store, output).await,
-    };
-    store.close().await?;
-    done
+        Workflow::Why(why) => why::run(why, &executions, &StoredLocks::on(store).await?, now, output).await,
+        Workflow::History(history) => history::run(history, store, output).await,
+    }
+}
+
+async fn ask(command: Workflow, client: &Client, output: &mut Output<'_>) -> Result<()> {
+    let now = Env::system().now();
+    match command {
+        Workflow::List(list) => list::ask(*list, client, now, output).await,
+        Workflow::Show(show) => show::ask(show, client, now, output).await,
+        Workflow::Why(why) => why::ask(why, client, output).await,
+        Workflow::History(history) => history::ask(history, client, output).await,
+    }
 }

@@ -1,16 +1,17 @@
 //! What `release`, `retry` and `complete` share. They read the claim, ask for confirmation at a terminal, and make the
 //! change through an engine that runs nothing.
 
-use std::io::{BufRead, IsTerminal, Write};
-
 use anyhow::Result;
 use clap::Args;
 use latchwork::claim::{ClaimError, ClaimOperator, StoredClaims};
-use latchwork::store::Timestamp;
-use serde::Serialize;
+use latchwork::store::{Env, Timestamp};
+use serde::{Deserialize, Serialize};
 
+use crate::ask::confirm;
 use crate::claim::fields::ClaimFields;
-use crate::output::{Exit, Output, Problem, plain};
+use crate::claim::show::Shown;
+use crate::client::{Client, encoded};
+use crate::output::Output;
 use crate::store::StoreArgument;
 
 #[derive(Args)]
@@ -28,12 +29,28 @@ pub(crate) struct Change {
     yes: bool,
 }
 
-/// The change, as it is printed.
+/// What an operator does to a claim.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Verb {
+    /// The beginning of the question for confirmation.
+    pub(crate) question: &'static str,
+    /// The last part of the path of the route.
+    pub(crate) path: &'static str,
+}
+
+/// What a server is asked to change.
 #[derive(Serialize)]
+struct AskedChange<'a> {
+    reason: &'a str,
+    actor: &'a str,
+}
+
+/// The change, as it is printed.
+#[derive(Serialize, Deserialize)]
 struct Changed {
     entity: String,
-    /// The claim before the change.
-    claim: ClaimFields,
+    /// The claim before the change. A server does not know it if it has made the change before.
+    claim: Option<ClaimFields>,
     /// The entity's status now.
     status: String,
     reason: String,
@@ -42,7 +59,7 @@ struct Changed {
 
 impl Change {
     /// Returns the claim as it is now. Asks for confirmation at a terminal, unless `--yes` is given.
-    pub(crate) async fn look(&self, store: &StoreArgument, verb: &str) -> Result<(ClaimFields, Timestamp)> {
+    pub(crate) async fn look(&self, store: &StoreArgument, verb: Verb) -> Result<(ClaimFields, Timestamp)> {
         let store = store.look().await?;
         let now = store.env().now();
         let found = match StoredClaims::on(&store).await {
@@ -52,21 +69,35 @@ impl Change {
         store.close().await?;
         let missing = || ClaimError::NotClaimed { id: self.entity.as_str().into() };
         let claim = ClaimFields::of(found?.ok_or_else(missing)?);
-        if self.yes {
-            return Ok((claim, now));
+        self.confirm(verb, &claim, now)?;
+        Ok((claim, now))
+    }
+
+    /// Makes the change through a server, and prints it.
+    pub(crate) async fn ask(
+        self,
+        verb: Verb,
+        client: &Client,
+        lines: impl FnOnce(&ClaimFields, Timestamp) -> Vec<String>,
+        output: &mut Output<'_>,
+    ) -> Result<()> {
+        let (path, now) = (format!("/claims/{}", encoded(&self.entity)), Env::system().now());
+        if !self.yes {
+            let missing = || ClaimError::NotClaimed { id: self.entity.as_str().into() };
+            let shown: Shown = client.get(&path, &[("events", "0".into())]).await?;
+            self.confirm(verb, &shown.claim.ok_or_else(missing)?, now)?;
         }
-        if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
-            return Err(Problem::new(Exit::Usage, "no terminal to ask for confirmation: use --yes").into());
-        }
-        let mut err = std::io::stderr();
-        write!(err, "{}", plain(&format!("{verb} {}? [y/N] ", claim.words(now))))?;
-        err.flush()?;
-        let mut answer = String::new();
-        std::io::stdin().lock().read_line(&mut answer)?;
-        match answer.trim().to_ascii_lowercase().as_str() {
-            "y" | "yes" => Ok((claim, now)),
-            _ => Err(Problem::new(Exit::Failed, "nothing was changed").into()),
-        }
+        let asked = AskedChange { reason: &self.reason, actor: &self.actor };
+        let changed: Changed = client.post(&format!("{path}/{}", verb.path), &[], &asked).await?;
+        let lines = match &changed.claim {
+            Some(claim) => lines(claim, now),
+            None => vec![format!("Entity {:?} is at {:?}.", changed.entity, changed.status)],
+        };
+        output.one(&changed, |text| lines.iter().for_each(|line| text.line(line)))
+    }
+
+    fn confirm(&self, verb: Verb, claim: &ClaimFields, now: Timestamp) -> Result<()> {
+        confirm(&format!("{} {}?", verb.question, claim.words(now)), self.yes, "nothing was changed")
     }
 
     /// Prints the change.
@@ -78,7 +109,7 @@ impl Change {
         output: &mut Output<'_>,
     ) -> Result<()> {
         let Change { entity, reason, actor, .. } = self;
-        let changed = Changed { entity, claim, status, reason, actor };
+        let changed = Changed { entity, claim: Some(claim), status, reason, actor };
         output.one(&changed, |text| lines.iter().for_each(|line| text.line(line)))
     }
 }

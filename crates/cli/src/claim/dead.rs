@@ -4,10 +4,12 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 use latchwork::claim::StoredClaims;
 use latchwork::store::Timestamp;
+use serde::de::IgnoredAny;
 use serde_json::json;
 
 use crate::claim::change::operate;
 use crate::claim::fields::DeadFields;
+use crate::client::{Client, encoded};
 use crate::output::{Output, Table, shortened};
 use crate::paging::Paging;
 use crate::store::StoreArgument;
@@ -32,13 +34,25 @@ pub(crate) struct Retry {
     key: String,
 }
 
-pub(crate) async fn list(list: List, claims: &StoredClaims, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
+pub(crate) async fn list(list: &List, claims: &StoredClaims, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
     list.paging
         .write(
             "dead_letters",
             output,
             |found| table(found, now),
             async |limit, after| Ok(claims.dead_letters().limit(limit).after(after).await?.map(DeadFields::of)),
+        )
+        .await
+}
+
+/// The same from a server.
+pub(crate) async fn ask(list: &List, client: &Client, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
+    list.paging
+        .write(
+            "dead_letters",
+            output,
+            |found| table(found, now),
+            async |limit, after| client.page::<DeadFields>("/claim-outbox/dead", &[], limit, after).await,
         )
         .await
 }
@@ -61,6 +75,17 @@ fn table(found: &[DeadFields], now: Timestamp) -> Table {
 pub(crate) async fn retry(retry: Retry, store: &StoreArgument, output: &mut Output<'_>) -> Result<()> {
     let key = retry.key.as_str();
     operate(store, async |operator| operator.redeliver(key).await).await?;
+    tell(key, output)
+}
+
+/// The same through a server.
+pub(crate) async fn ask_retry(retry: &Retry, client: &Client, output: &mut Output<'_>) -> Result<()> {
+    let path = format!("/claim-outbox/dead/{}/retry", encoded(&retry.key));
+    client.post::<IgnoredAny>(&path, &[], &()).await?;
+    tell(&retry.key, output)
+}
+
+fn tell(key: &str, output: &mut Output<'_>) -> Result<()> {
     output.one(&json!({"key": key}), |text| {
         text.line(format!("After-effect {key} is delivered again by the next program that has its handler."));
     })

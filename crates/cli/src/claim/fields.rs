@@ -1,17 +1,18 @@
 //! The fields of claims in JSON, which are stable, and the words for people. docs/cli.md lists the fields.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use latchwork::claim::{ClaimHolder, DeadLetter, OpenClaim, Transition, TransitionKind};
 use latchwork::entity::EntityId;
 use latchwork::store::Timestamp;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::time::Time;
 
 /// A claim.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct ClaimFields {
     pub(crate) entity: EntityId,
     pub(crate) workflow: String,
@@ -84,10 +85,10 @@ impl ClaimFields {
 }
 
 /// One change that a claim workflow made to an entity.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct TransitionFields {
     /// `done`, `released`, `needs_review` or `retried`.
-    pub(crate) kind: TransitionKind,
+    pub(crate) kind: Cow<'static, str>,
     pub(crate) workflow: String,
     pub(crate) step: String,
     pub(crate) from: String,
@@ -103,7 +104,7 @@ pub(crate) struct TransitionFields {
 impl TransitionFields {
     pub(crate) fn of(transition: Transition) -> TransitionFields {
         TransitionFields {
-            kind: transition.kind,
+            kind: word(transition.kind).into(),
             workflow: transition.workflow,
             step: transition.step,
             from: transition.from,
@@ -117,19 +118,26 @@ impl TransitionFields {
         }
     }
 
-    pub(crate) fn kind(&self) -> &'static str {
-        match self.kind {
-            TransitionKind::Done => "done",
-            TransitionKind::Released => "released",
-            TransitionKind::NeedsReview => "review",
-            TransitionKind::Retried => "retried",
-            _ => "",
+    pub(crate) fn kind(&self) -> &str {
+        match &*self.kind {
+            "needs_review" => "review",
+            kind => kind,
         }
     }
 }
 
+fn word(kind: TransitionKind) -> &'static str {
+    match kind {
+        TransitionKind::Done => "done",
+        TransitionKind::Released => "released",
+        TransitionKind::NeedsReview => "needs_review",
+        TransitionKind::Retried => "retried",
+        _ => "",
+    }
+}
+
 /// An after-effect that could not be delivered.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct DeadFields {
     pub(crate) key: String,
     pub(crate) name: String,

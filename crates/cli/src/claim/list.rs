@@ -6,6 +6,7 @@ use latchwork::claim::StoredClaims;
 use latchwork::store::Timestamp;
 
 use crate::claim::fields::ClaimFields;
+use crate::client::Client;
 use crate::output::{Cell, Output, Table, Tone, shortened};
 use crate::paging::Paging;
 
@@ -18,7 +19,7 @@ pub(crate) struct List {
     paging: Paging,
 }
 
-pub(crate) async fn run(list: List, claims: &StoredClaims, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
+pub(crate) async fn run(list: &List, claims: &StoredClaims, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
     let claims = if list.needs_review { claims.list().needs_review() } else { claims.list() };
     list.paging
         .write(
@@ -26,6 +27,19 @@ pub(crate) async fn run(list: List, claims: &StoredClaims, now: Timestamp, outpu
             output,
             |found| table(found, now),
             async |limit, after| Ok(claims.clone().limit(limit).after(after).await?.map(ClaimFields::of)),
+        )
+        .await
+}
+
+/// The same from a server.
+pub(crate) async fn ask(list: &List, client: &Client, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
+    let query: Vec<_> = list.needs_review.then(|| ("needs_review", "true".to_string())).into_iter().collect();
+    list.paging
+        .write(
+            "claims",
+            output,
+            |found| table(found, now),
+            async |limit, after| client.page::<ClaimFields>("/claims", &query, limit, after).await,
         )
         .await
 }

@@ -4,11 +4,15 @@ use anyhow::Result;
 use clap::Args;
 use latchwork::claim::StoredClaims;
 use latchwork::store::Timestamp;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::claim::fields::{ClaimFields, TransitionFields};
+use crate::client::{Client, encoded};
 use crate::output::{Exit, Output, Problem, Table, Text};
 use crate::paging::first;
+
+/// The most changes that a server shows.
+const MOST: u32 = 1000;
 
 #[derive(Args)]
 pub(crate) struct Show {
@@ -19,15 +23,16 @@ pub(crate) struct Show {
     events: u32,
 }
 
-#[derive(Serialize)]
-struct Shown {
+/// The claim on an entity, and its history.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Shown {
     entity: String,
-    claim: Option<ClaimFields>,
+    pub(super) claim: Option<ClaimFields>,
     history: Vec<TransitionFields>,
 }
 
-pub(crate) async fn run(show: Show, claims: &StoredClaims, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
-    let entity = show.entity;
+pub(crate) async fn run(show: &Show, claims: &StoredClaims, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
+    let entity = show.entity.clone();
     let claim = claims.get(entity.as_str()).await?.map(ClaimFields::of);
     // At least one is read, because an entity without a claim and a history is not found.
     let history = first(show.events.max(1) as usize, async |limit, after| {
@@ -40,6 +45,13 @@ pub(crate) async fn run(show: Show, claims: &StoredClaims, now: Timestamp, outpu
     }
     let history = history.into_iter().take(show.events as usize).map(TransitionFields::of).collect();
     let shown = Shown { entity, claim, history };
+    output.one(&shown, |text| tell(&shown, now, text))
+}
+
+/// The same from a server.
+pub(crate) async fn ask(show: &Show, client: &Client, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
+    let path = format!("/claims/{}", encoded(&show.entity));
+    let shown: Shown = client.get(&path, &[("events", show.events.min(MOST).to_string())]).await?;
     output.one(&shown, |text| tell(&shown, now, text))
 }
 

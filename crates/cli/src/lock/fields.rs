@@ -1,14 +1,16 @@
 //! The fields of locks in JSON, which are stable, and the words for people. docs/cli.md lists the fields.
 
+use std::borrow::Cow;
+
 use latchwork::lock::{ForcedRelease, LockKind, LockName, LockScope, LockState, LockSummary, Owner, Requested};
 use latchwork::store::{Timestamp, Uuid};
 use latchwork::workflow::ExecutionId;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::time::Time;
 
 /// The name of a lock and its scope.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct NameFields {
     pub(crate) name: String,
     /// The workflow whose executions share it.
@@ -48,12 +50,12 @@ impl NameFields {
 }
 
 /// A lock in a list.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct LockFields {
     #[serde(flatten)]
     pub(crate) name: NameFields,
     /// `mutex`, `semaphore` or `read_write`.
-    kind: &'static str,
+    kind: Cow<'static, str>,
     /// How many permits the lock has; `None` for a read-write lock.
     permits: Option<u32>,
     /// How many permits are held; a writer counts as one.
@@ -73,7 +75,7 @@ impl LockFields {
         let is_written = permits.is_none() && used == u32::MAX;
         let exclusive = is_written || (permits == Some(1) && used == 1);
         let used = if is_written { 1 } else { used };
-        LockFields { name: NameFields::of(name), kind: word, permits, used, exclusive, waiting }
+        LockFields { name: NameFields::of(name), kind: word.into(), permits, used, exclusive, waiting }
     }
 
     pub(crate) fn of(lock: &LockSummary) -> LockFields {
@@ -86,7 +88,7 @@ impl LockFields {
 
     /// For example `semaphore of 3`.
     pub(crate) fn kind(&self) -> String {
-        match (self.kind, self.permits) {
+        match (&*self.kind, self.permits) {
             ("semaphore", Some(permits)) => format!("semaphore of {permits}"),
             ("read_write", _) => "read-write lock".into(),
             (kind, _) => kind.into(),
@@ -107,7 +109,7 @@ impl LockFields {
 }
 
 /// A holder or a waiter of a lock.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct OwnerFields {
     pub(crate) execution: Option<ExecutionId>,
     session: Option<Uuid>,
@@ -137,7 +139,7 @@ impl OwnerFields {
     }
 }
 
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct RequestFields {
     #[serde(flatten)]
     pub(crate) owner: OwnerFields,
@@ -196,7 +198,7 @@ impl RequestFields {
     }
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct ForcedFields {
     #[serde(flatten)]
     pub(crate) owner: OwnerFields,

@@ -4,6 +4,7 @@ use anyhow::Result;
 use clap::Args;
 use latchwork::lock::StoredLocks;
 
+use crate::client::Client;
 use crate::lock::Scope;
 use crate::lock::fields::LockFields;
 use crate::output::{Cell, Output, Table, Tone};
@@ -20,13 +21,26 @@ pub(crate) struct List {
     paging: Paging,
 }
 
-pub(crate) async fn run(list: List, locks: &StoredLocks, output: &mut Output<'_>) -> Result<()> {
+pub(crate) async fn run(list: &List, locks: &StoredLocks, output: &mut Output<'_>) -> Result<()> {
     let locks = if list.held { locks.list().held() } else { locks.list() };
     let locks = locks.scope(list.scope.scope());
     list.paging
         .write("locks", output, table, async |limit, after| {
             let page = locks.clone().limit(limit).after(after).await?;
             Ok(page.map(|lock| LockFields::of(&lock)))
+        })
+        .await
+}
+
+/// The same from a server.
+pub(crate) async fn ask(list: List, client: &Client, output: &mut Output<'_>) -> Result<()> {
+    let mut query = list.scope.query();
+    if list.held {
+        query.push(("held", "true".into()));
+    }
+    list.paging
+        .write("locks", output, table, async |limit, after| {
+            client.page::<LockFields>("/locks", &query, limit, after).await
         })
         .await
 }

@@ -1,17 +1,18 @@
 //! `latch lock release`: forces the release of a lock, through an engine that runs nothing. The next request is granted
 //! in the store, and its execution continues when an engine starts that has the workflow.
 
-use std::io::{BufRead, IsTerminal, Write};
-
 use anyhow::Result;
 use clap::Args;
 use latchwork::lock::{LockError, LockState, StoredLocks};
 use latchwork::store::Timestamp;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+use crate::ask::confirm;
+use crate::client::{Client, encoded};
 use crate::lock::Scope;
 use crate::lock::fields::{NameFields, RequestFields};
-use crate::output::{Exit, Output, Problem, plain};
+use crate::lock::show::Shown;
+use crate::output::Output;
 use crate::store::StoreArgument;
 
 #[derive(Args)]
@@ -31,7 +32,7 @@ pub(crate) struct Release {
     yes: bool,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 struct Released {
     #[serde(flatten)]
     lock: NameFields,
@@ -44,36 +45,51 @@ struct Released {
     waiting: u64,
 }
 
-/// Returns the request as it is now. Asks for confirmation at a terminal, unless `--yes` is given.
+impl Release {
+    /// Asks for confirmation at a terminal, unless `--yes` is given.
+    fn confirm(&self, request: &RequestFields, now: Timestamp) -> Result<()> {
+        let lock = NameFields::of(&self.scope.name(&self.name)).words();
+        let does = if request.granted_at.is_some() { "holds" } else { "waits for" };
+        let question = format!("{} {does} {lock}. Force the release?", request.words(now));
+        confirm(&question, self.yes, "nothing was released")
+    }
+}
+
+/// Returns the request as it is now, if it shall be released.
 pub(crate) async fn look(release: &Release, locks: &StoredLocks, now: Timestamp) -> Result<RequestFields> {
     let name = release.scope.name(&release.name);
     let state = locks.inspect(&name).await?;
     let request = request(&state, release.token);
     let missing = || LockError::NoSuchToken { lock: name.to_string(), token: release.token };
     let request = request.ok_or_else(missing)?;
-    if release.yes {
-        return Ok(request);
-    }
-    if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
-        return Err(Problem::new(Exit::Usage, "no terminal to ask for confirmation: use --yes").into());
-    }
-    let lock = NameFields::of(&name).words();
-    let does = if request.granted_at.is_some() { "holds" } else { "waits for" };
-    let question = format!("{} {does} {lock}. Force the release? [y/N] ", request.words(now));
-    let mut err = std::io::stderr();
-    write!(err, "{}", plain(&question))?;
-    err.flush()?;
-    let mut answer = String::new();
-    std::io::stdin().lock().read_line(&mut answer)?;
-    match answer.trim().to_ascii_lowercase().as_str() {
-        "y" | "yes" => Ok(request),
-        _ => Err(Problem::new(Exit::Failed, "nothing was released").into()),
-    }
+    release.confirm(&request, now)?;
+    Ok(request)
 }
 
 fn request(state: &LockState, token: u64) -> Option<RequestFields> {
     let found = state.holders.iter().chain(&state.waiters).find(|request| request.token == token);
     found.map(|request| RequestFields::of(request, state.kind))
+}
+
+/// What a server is asked to release.
+#[derive(Serialize)]
+struct Asked<'a> {
+    token: u64,
+    reason: &'a str,
+}
+
+/// The same through a server.
+pub(crate) async fn ask(release: Release, client: &Client, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
+    let (path, query) = (format!("/locks/{}", encoded(&release.name)), release.scope.query());
+    if !release.yes {
+        let shown: Shown = client.get(&path, &query).await?;
+        let found = shown.holders.iter().chain(&shown.waiters).find(|request| request.token == release.token);
+        let lock = release.scope.name(&release.name).to_string();
+        release.confirm(found.ok_or(LockError::NoSuchToken { lock, token: release.token })?, now)?;
+    }
+    let asked = Asked { token: release.token, reason: &release.reason };
+    let released: Released = client.post(&format!("{path}/force-release"), &query, &asked).await?;
+    tell(&released, now, output)
 }
 
 pub(crate) async fn run(
@@ -100,8 +116,12 @@ pub(crate) async fn run(
         granted: granted.map(|holder| RequestFields::of(holder, after.kind)).collect(),
         waiting: after.waiting,
     };
-    output.one(&released, |text| {
-        let Released { lock, released, granted, waiting, .. } = &released;
+    tell(&released, now, output)
+}
+
+fn tell(done: &Released, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
+    output.one(done, |text| {
+        let Released { lock, released, granted, waiting, .. } = done;
         let held = if released.granted_at.is_some() { "holds" } else { "waits for" };
         let mut who = released.words(now);
         who[..1].make_ascii_uppercase();

@@ -4,8 +4,9 @@ use anyhow::Result;
 use clap::Args;
 use latchwork::lock::StoredLocks;
 use latchwork::store::Timestamp;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+use crate::client::{Client, encoded};
 use crate::lock::Scope;
 use crate::lock::fields::{ForcedFields, LockFields, RequestFields};
 use crate::output::{Cell, Output, Table, Text, Tone};
@@ -18,16 +19,17 @@ pub(crate) struct Show {
     scope: Scope,
 }
 
-#[derive(Serialize)]
-struct Shown {
+/// A lock with its holders and waiters.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Shown {
     #[serde(flatten)]
     lock: LockFields,
-    holders: Vec<RequestFields>,
-    waiters: Vec<RequestFields>,
-    forced: Vec<ForcedFields>,
+    pub(crate) holders: Vec<RequestFields>,
+    pub(crate) waiters: Vec<RequestFields>,
+    pub(crate) forced: Vec<ForcedFields>,
 }
 
-pub(crate) async fn run(show: Show, locks: &StoredLocks, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
+pub(crate) async fn run(show: &Show, locks: &StoredLocks, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
     let state = locks.inspect(show.scope.name(&show.name)).await?;
     let requests = |found: &[_]| found.iter().map(|request| RequestFields::of(request, state.kind)).collect();
     let shown = Shown {
@@ -36,6 +38,12 @@ pub(crate) async fn run(show: Show, locks: &StoredLocks, now: Timestamp, output:
         waiters: requests(&state.waiters),
         forced: state.forced.iter().map(ForcedFields::of).collect(),
     };
+    output.one(&shown, |text| tell(&shown, now, text))
+}
+
+/// The same from a server.
+pub(crate) async fn ask(show: Show, client: &Client, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
+    let shown: Shown = client.get(&format!("/locks/{}", encoded(&show.name)), &show.scope.query()).await?;
     output.one(&shown, |text| tell(&shown, now, text))
 }
 

@@ -4,6 +4,7 @@ use anyhow::Result;
 use clap::Args;
 use latchwork::node::Nodes;
 
+use crate::client::{Client, encoded};
 use crate::node::NodeFields;
 use crate::output::Output;
 use crate::store::StoreArgument;
@@ -25,13 +26,28 @@ pub(crate) async fn run(drain: Drain, argument: &StoreArgument, output: &mut Out
     engine.stop();
     engine.store().close().await?;
     drained?;
-    let node = NodeFields::of(found?);
-    output.one(&node, |text| match drain.undo {
-        true => text.line(format!("Node {:?} takes its share of the shards again.", node.name)),
-        false => text.line(format!(
-            "Node {:?} gives its {} shards to the others; latch node list shows how far it is.",
-            node.name,
-            node.shards.len()
-        )),
-    })
+    drain.tell(&NodeFields::of(found?), output)
+}
+
+/// The same through a server.
+pub(crate) async fn ask(drain: &Drain, client: &Client, output: &mut Output<'_>) -> Result<()> {
+    let path = format!("/nodes/{}/drain", encoded(&drain.name));
+    let node = match drain.undo {
+        true => client.delete(&path).await?,
+        false => client.put(&path, &()).await?,
+    };
+    drain.tell(&node, output)
+}
+
+impl Drain {
+    fn tell(&self, node: &NodeFields, output: &mut Output<'_>) -> Result<()> {
+        output.one(node, |text| match self.undo {
+            true => text.line(format!("Node {:?} takes its share of the shards again.", node.name)),
+            false => text.line(format!(
+                "Node {:?} gives its {} shards to the others; latch node list shows how far it is.",
+                node.name,
+                node.shards.len()
+            )),
+        })
+    }
 }

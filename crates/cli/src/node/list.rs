@@ -2,9 +2,11 @@
 
 use anyhow::Result;
 use clap::Args;
+use latchwork::Page;
 use latchwork::node::Nodes;
 use latchwork::store::Timestamp;
 
+use crate::client::Client;
 use crate::node::NodeFields;
 use crate::output::{Cell, Output, Table, Tone};
 
@@ -14,6 +16,12 @@ pub(crate) struct List {}
 pub(crate) async fn run(nodes: &Nodes, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
     let listed: Vec<NodeFields> = nodes.list().await?.into_iter().map(NodeFields::of).collect();
     output.many("nodes", &listed, None, |listed| table(listed, now))
+}
+
+/// The same from a server.
+pub(crate) async fn ask(client: &Client, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
+    let page: Page<NodeFields> = client.get("/nodes", &[]).await?;
+    output.many("nodes", &page.items, None, |listed| table(listed, now))
 }
 
 fn table(listed: &[NodeFields], now: Timestamp) -> Table {

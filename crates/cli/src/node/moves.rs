@@ -2,9 +2,11 @@
 
 use anyhow::Result;
 use clap::Args;
+use latchwork::Page;
 use latchwork::node::{MoveReason, Nodes, ShardMove};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+use crate::client::Client;
 use crate::node::ranges;
 use crate::output::{Output, Table};
 use crate::time::Time;
@@ -17,7 +19,7 @@ pub(crate) struct Moves {
 }
 
 /// The fields of a move in JSON, which are stable.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 struct MoveFields {
     at: Time,
     from: Option<String>,
@@ -30,6 +32,12 @@ pub(crate) async fn run(moves: &Moves, nodes: &Nodes, output: &mut Output<'_>) -
     let of = |it: ShardMove| MoveFields { at: Time(it.at), from: it.from, to: it.to, shards: it.shards, why: it.why };
     let listed: Vec<MoveFields> = nodes.moves(moves.limit).await?.into_iter().map(of).collect();
     output.many("moves", &listed, None, table)
+}
+
+/// The same from a server.
+pub(crate) async fn ask(moves: &Moves, client: &Client, output: &mut Output<'_>) -> Result<()> {
+    let page: Page<MoveFields> = client.get("/nodes:moves", &[("limit", moves.limit.to_string())]).await?;
+    output.many("moves", &page.items, None, table)
 }
 
 fn table(listed: &[MoveFields]) -> Table {

@@ -5,6 +5,7 @@ use clap::Args;
 use latchwork::node::Nodes;
 use latchwork::store::Timestamp;
 
+use crate::client::{Client, encoded};
 use crate::node::{NodeFields, ranges};
 use crate::output::Output;
 
@@ -15,8 +16,16 @@ pub(crate) struct Show {
 }
 
 pub(crate) async fn run(show: &Show, nodes: &Nodes, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
-    let node = NodeFields::of(nodes.get(&show.name).await?);
-    output.one(&node, |text| {
+    tell(&NodeFields::of(nodes.get(&show.name).await?), now, output)
+}
+
+/// The same from a server.
+pub(crate) async fn ask(show: &Show, client: &Client, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
+    tell(&client.get(&format!("/nodes/{}", encoded(&show.name)), &[]).await?, now, output)
+}
+
+fn tell(node: &NodeFields, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
+    output.one(node, |text| {
         text.line(format!("Node {:?} is {}, since {}.", node.name, node.state(now), node.since.relative_to(now)));
         let renewed = node.renewed_at.relative_to(now);
         text.line(format!("It renewed its lease of {} s {renewed}; Latchwork {}.", node.lease_s, node.program));

@@ -2,10 +2,12 @@
 
 use anyhow::Result;
 use clap::Args;
+use latchwork::Page;
 use latchwork::store::{Store, Timestamp};
 use latchwork::workflow::{Executions, Unrunnable as Left};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+use crate::client::Client;
 use crate::output::{Output, Table};
 use crate::time::Time;
 
@@ -17,7 +19,7 @@ pub(crate) struct Unrunnable {
 }
 
 /// The fields of an execution in JSON, which are stable.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 struct LeftFields {
     id: String,
     workflow: String,
@@ -34,7 +36,17 @@ pub(crate) async fn run(asked: &Unrunnable, store: &Store, now: Timestamp, outpu
     };
     let found = Executions::on(store).await?.unrunnable(asked.limit).await?;
     let found: Vec<LeftFields> = found.into_iter().map(of).collect();
-    output.many("executions", &found, None, |found| {
+    tell(&found, now, output)
+}
+
+/// The same from a server.
+pub(crate) async fn ask(asked: &Unrunnable, client: &Client, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
+    let page: Page<LeftFields> = client.get("/nodes:unrunnable", &[("limit", asked.limit.to_string())]).await?;
+    tell(&page.items, now, output)
+}
+
+fn tell(found: &[LeftFields], now: Timestamp, output: &mut Output<'_>) -> Result<()> {
+    output.many("executions", found, None, |found| {
         let mut table = Table::new(&["ID", "WORKFLOW", "VERSION", "STARTED"]);
         for left in found {
             let started = left.started_at.relative_to(now);

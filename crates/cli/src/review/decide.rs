@@ -2,9 +2,12 @@
 //! in the store, and continues when an engine starts that has the workflow.
 
 use clap::Args;
+use latchwork::store::Timestamp;
 use latchwork::workflow::Executions;
+use serde::Serialize;
 use serde_json::Value;
 
+use crate::client::{Client, encoded};
 use crate::output::Output;
 use crate::review::fields::ReviewFields;
 use crate::review::show::tell;
@@ -31,12 +34,24 @@ fn json(text: &str) -> Result<Value, String> {
     serde_json::from_str(text).map_err(|error| error.to_string())
 }
 
+/// The decision, as a server takes it.
+#[derive(Serialize)]
+struct NewDecision {
+    option: String,
+    by: String,
+    reason: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    value: Option<Value>,
+}
+
+impl Decide {
+    pub(crate) async fn look(&self, executions: &Executions) -> anyhow::Result<()> {
+        executions.review(&self.id).await?;
+        Ok(())
+    }
+}
+
 pub(crate) async fn run(decide: Decide, store: &StoreArgument, output: &mut Output<'_>) -> anyhow::Result<()> {
-    // A missing review is found without a write.
-    let looked = store.look().await?;
-    let found = Executions::on(&looked).await?.review(&decide.id).await;
-    looked.close().await?;
-    found?;
     let engine = store.operate().await?;
     let review = engine.review(&decide.id);
     let decided = review.decide_with(&decide.option, &decide.by, &decide.reason, decide.value);
@@ -48,5 +63,18 @@ pub(crate) async fn run(decide: Decide, store: &StoreArgument, output: &mut Outp
     engine.stop();
     engine.store().close().await?;
     let review = ReviewFields::of(decided?);
+    output.one(&review, |text| tell(&review, now, text))
+}
+
+/// The same through a server.
+pub(crate) async fn ask(
+    decide: Decide,
+    client: &Client,
+    now: Timestamp,
+    output: &mut Output<'_>,
+) -> anyhow::Result<()> {
+    let Decide { id, option, by, reason, value } = decide;
+    let decision = NewDecision { option, by, reason, value };
+    let review: ReviewFields = client.post(&format!("/reviews/{}/decision", encoded(&id)), &[], &decision).await?;
     output.one(&review, |text| tell(&review, now, text))
 }

@@ -1,18 +1,20 @@
 //! The fields of reviews in JSON.
 
+use std::borrow::Cow;
+
 use latchwork::workflow::{Decision, ExecutionId, ReviewDescription, ReviewState};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::time::Time;
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct ReviewFields {
     pub(crate) id: String,
     pub(crate) execution: ExecutionId,
     pub(crate) workflow: String,
     pub(crate) name: String,
-    pub(crate) state: &'static str,
+    pub(crate) state: Cow<'static, str>,
     pub(crate) question: Value,
     pub(crate) options: Vec<String>,
     pub(crate) opened_at: Time,
@@ -20,7 +22,7 @@ pub(crate) struct ReviewFields {
     pub(crate) decision: Option<DecisionFields>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct DecisionFields {
     pub(crate) option: String,
     pub(crate) by: String,
@@ -38,9 +40,9 @@ impl DecisionFields {
 impl ReviewFields {
     pub(crate) fn of(review: ReviewDescription) -> ReviewFields {
         let (state, decision) = match &review.state {
-            ReviewState::Decided(decision) => ("decided", Some(DecisionFields::of(decision))),
-            ReviewState::Open => ("open", None),
-            _ => ("closed", None),
+            ReviewState::Decided(decision) => ("decided".into(), Some(DecisionFields::of(decision))),
+            ReviewState::Open => ("open".into(), None),
+            _ => ("closed".into(), None),
         };
         let (opened_at, until) = (Time(review.opened), review.until.map(Time));
         let ReviewDescription { id, execution, workflow, name, question, options, .. } = review;

@@ -5,6 +5,7 @@ use clap::Args;
 use latchwork::store::Timestamp;
 use latchwork::workflow::Executions;
 
+use crate::client::Client;
 use crate::output::{Cell, Output, Table, Tone, shortened};
 use crate::paging::Paging;
 use crate::review::fields::ReviewFields;
@@ -21,15 +22,29 @@ pub(crate) struct List {
     paging: Paging,
 }
 
-pub(crate) async fn run(list: List, executions: &Executions, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
-    let reviews = list.workflow.into_iter().fold(executions.reviews(), |reviews, it| reviews.workflow(it));
-    let reviews = list.name.into_iter().fold(reviews, |reviews, it| reviews.name(it));
+pub(crate) async fn run(list: &List, executions: &Executions, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
+    let reviews = list.workflow.iter().fold(executions.reviews(), |reviews, it| reviews.workflow(it));
+    let reviews = list.name.iter().fold(reviews, |reviews, it| reviews.name(it));
     list.paging
         .write(
             "reviews",
             output,
             |found| table(found, now),
             async |limit, after| Ok(reviews.clone().limit(limit).after(after).await?.map(ReviewFields::of)),
+        )
+        .await
+}
+
+/// The same from a server.
+pub(crate) async fn ask(list: &List, client: &Client, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
+    let workflow = list.workflow.iter().map(|workflow| ("workflow", workflow.clone()));
+    let query: Vec<_> = workflow.chain(list.name.iter().map(|name| ("name", name.clone()))).collect();
+    list.paging
+        .write(
+            "reviews",
+            output,
+            |found| table(found, now),
+            async |limit, after| client.page::<ReviewFields>("/reviews", &query, limit, after).await,
         )
         .await
 }

@@ -5,6 +5,7 @@ use clap::Args;
 use latchwork::store::Timestamp;
 use latchwork::workflow::Executions;
 
+use crate::client::{Client, encoded};
 use crate::output::{Output, Text};
 use crate::review::fields::ReviewFields;
 
@@ -14,8 +15,14 @@ pub(crate) struct Show {
     id: String,
 }
 
-pub(crate) async fn run(show: Show, executions: &Executions, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
+pub(crate) async fn run(show: &Show, executions: &Executions, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
     let review = ReviewFields::of(executions.review(&show.id).await?);
+    output.one(&review, |text| tell(&review, now, text))
+}
+
+/// The same from a server.
+pub(crate) async fn ask(show: &Show, client: &Client, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
+    let review: ReviewFields = client.get(&format!("/reviews/{}", encoded(&show.id)), &[]).await?;
     output.one(&review, |text| tell(&review, now, text))
 }
 

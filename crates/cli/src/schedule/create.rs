@@ -7,12 +7,14 @@ use clap::{Args, ValueEnum};
 use latchwork::Value;
 use latchwork::store::Timestamp;
 use latchwork::workflow::{Overlap, Schedule};
+use serde::Serialize;
 
+use crate::client::{Client, encoded};
 use crate::output::{Exit, Output, Problem};
 use crate::schedule::change::operate;
-use crate::schedule::fields::ScheduleFields;
+use crate::schedule::fields::{ScheduleFields, millis};
 use crate::store::StoreArgument;
-use crate::time::{absolute, duration};
+use crate::time::{Time, absolute, duration};
 
 #[derive(Args)]
 pub(crate) struct Create {
@@ -65,35 +67,91 @@ enum Policy {
     Allow,
 }
 
-impl Create {
-    fn schedule(self) -> Result<Schedule> {
-        let wrong = |error| Problem::new(Exit::Usage, format!("--input is not JSON: {error}"));
-        let input: Value = serde_json::from_str(&self.input).map_err(wrong)?;
-        let schedule = match (self.cron, self.every) {
-            (Some(expression), _) => Schedule::cron(self.name, expression),
-            (None, every) => Schedule::every(self.name, every.unwrap_or_default()),
-        };
-        let schedule = schedule.workflow_by_name(&self.workflow, input).overlap(match self.overlap {
+/// What a server is asked to put.
+#[derive(Serialize)]
+struct NewSchedule {
+    workflow: String,
+    input: Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cron: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    zone: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    every_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    jitter_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    start: Option<Time>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    end: Option<Time>,
+    overlap: Overlap,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    catch_up_ms: Option<u64>,
+}
+
+impl Policy {
+    fn overlap(self) -> Overlap {
+        match self {
             Policy::Skip => Overlap::Skip,
             Policy::QueueOne => Overlap::QueueOne,
             Policy::QueueAll => Overlap::QueueAll,
             Policy::CancelRunning => Overlap::CancelRunning,
             Policy::Allow => Overlap::Allow,
-        });
+        }
+    }
+}
+
+impl Create {
+    fn input(&self) -> Result<Value> {
+        let wrong = |error| Problem::new(Exit::Usage, format!("--input is not JSON: {error}"));
+        Ok(serde_json::from_str(&self.input).map_err(wrong)?)
+    }
+
+    fn schedule(self) -> Result<Schedule> {
+        let input = self.input()?;
+        let schedule = match (self.cron, self.every) {
+            (Some(expression), _) => Schedule::cron(self.name, expression),
+            (None, every) => Schedule::every(self.name, every.unwrap_or_default()),
+        };
+        let schedule = schedule.workflow_by_name(&self.workflow, input).overlap(self.overlap.overlap());
         let schedule = self.zone.into_iter().fold(schedule, Schedule::zone);
         let schedule = self.jitter.into_iter().fold(schedule, Schedule::jitter);
         let schedule = self.start.into_iter().fold(schedule, Schedule::start);
         let schedule = self.end.into_iter().fold(schedule, Schedule::end);
         Ok(self.catch_up.into_iter().fold(schedule, Schedule::catch_up))
     }
+
+    fn asked(self) -> Result<NewSchedule> {
+        Ok(NewSchedule {
+            input: self.input()?,
+            workflow: self.workflow,
+            cron: self.cron,
+            zone: self.zone,
+            every_ms: self.every.map(millis),
+            jitter_ms: self.jitter.map(millis),
+            start: self.start.map(Time),
+            end: self.end.map(Time),
+            overlap: self.overlap.overlap(),
+            catch_up_ms: self.catch_up.map(millis),
+        })
+    }
 }
 
 pub(crate) async fn run(create: Create, store: &StoreArgument, output: &mut Output<'_>) -> Result<()> {
     let schedule = create.schedule()?;
     let (put, now) = operate(store, async |schedules, now| Ok((schedules.put(schedule).await?, now))).await?;
-    let put = ScheduleFields::of(put);
-    output.one(&put, |text| {
-        let ScheduleFields { name, workflow, .. } = &put;
+    tell(&ScheduleFields::of(put), now, output)
+}
+
+/// The same through a server.
+pub(crate) async fn ask(create: Create, client: &Client, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
+    let path = format!("/schedules/{}", encoded(&create.name));
+    tell(&client.put(&path, &create.asked()?).await?, now, output)
+}
+
+fn tell(put: &ScheduleFields, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
+    output.one(put, |text| {
+        let ScheduleFields { name, workflow, .. } = put;
         text.line(format!("Schedule {name:?} starts workflow {workflow:?}: {}.", put.when()));
         match put.next {
             Some(next) => text.line(format!("It fires {}, at {}.", next.relative_to(now), next.short())),

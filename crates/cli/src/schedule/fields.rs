@@ -1,17 +1,18 @@
 //! The fields of schedules in JSON, which are stable, and the words for people. docs/cli.md lists the fields.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use latchwork::Value;
 use latchwork::store::Timestamp;
 use latchwork::words;
 use latchwork::workflow::{ExecutionId, Fires, Overlap, RunCause, RunOutcome, ScheduleDescription, ScheduleRun};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::time::Time;
 
 /// A schedule.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct ScheduleFields {
     pub(crate) name: String,
     /// The cron expression, if it has one.
@@ -44,7 +45,7 @@ pub(crate) struct ScheduleFields {
     pub(crate) stalled: Option<String>,
 }
 
-fn millis(duration: Duration) -> u64 {
+pub(super) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
@@ -104,7 +105,7 @@ impl ScheduleFields {
 }
 
 /// A past run.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct RunFields {
     /// The execution that was started for it, or `None`.
     pub(crate) id: ExecutionId,
@@ -113,7 +114,7 @@ pub(crate) struct RunFields {
     /// `time`, `trigger` or `backfill`.
     pub(crate) cause: RunCause,
     /// `started`, `skipped`, `queued`, `missed`, `rejected` or `cancelled_previous`.
-    pub(crate) outcome: &'static str,
+    pub(crate) outcome: Cow<'static, str>,
     reason: Option<String>,
     /// How many occurrences were missed.
     missed: Option<u64>,
@@ -146,7 +147,7 @@ impl RunFields {
             _ => "unknown",
         };
         let (time, at) = (Time(run.time), Time(run.at));
-        RunFields { id: run.id, time, at, cause: run.cause, outcome, reason, missed, cancelled }
+        RunFields { id: run.id, time, at, cause: run.cause, outcome: outcome.into(), reason, missed, cancelled }
     }
 
     /// The details, for people.

@@ -5,6 +5,7 @@ use clap::Args;
 use latchwork::store::Timestamp;
 use latchwork::workflow::StoredSchedules;
 
+use crate::client::Client;
 use crate::output::{Cell, Output, Table, Tone, shortened};
 use crate::paging::Paging;
 use crate::schedule::fields::ScheduleFields;
@@ -19,7 +20,7 @@ pub(crate) struct List {
 }
 
 pub(crate) async fn run(
-    list: List,
+    list: &List,
     schedules: &StoredSchedules,
     now: Timestamp,
     output: &mut Output<'_>,
@@ -31,6 +32,19 @@ pub(crate) async fn run(
             output,
             |found| table(found, now),
             async |limit, after| Ok(schedules.clone().limit(limit).after(after).await?.map(ScheduleFields::of)),
+        )
+        .await
+}
+
+/// The same from a server.
+pub(crate) async fn ask(list: &List, client: &Client, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
+    let query: Vec<_> = list.paused.then(|| ("paused", "true".to_string())).into_iter().collect();
+    list.paging
+        .write(
+            "schedules",
+            output,
+            |found| table(found, now),
+            async |limit, after| client.page::<ScheduleFields>("/schedules", &query, limit, after).await,
         )
         .await
 }

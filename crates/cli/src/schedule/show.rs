@@ -4,12 +4,16 @@ use anyhow::Result;
 use clap::Args;
 use latchwork::store::Timestamp;
 use latchwork::workflow::{ScheduleError, StoredSchedules, WorkflowError};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+use crate::client::{Client, encoded};
 use crate::output::{Cell, Output, Table, Text, Tone, shortened};
 use crate::paging::first;
 use crate::schedule::fields::{RunFields, ScheduleFields};
 use crate::time::Time;
+
+/// The most next times that a server shows.
+const MOST_NEXT: u32 = 1000;
 
 #[derive(Args)]
 pub(crate) struct Show {
@@ -23,7 +27,7 @@ pub(crate) struct Show {
     runs: u32,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 struct Shown {
     schedule: ScheduleFields,
     next: Vec<Time>,
@@ -31,7 +35,7 @@ struct Shown {
 }
 
 pub(crate) async fn run(
-    show: Show,
+    show: &Show,
     schedules: &StoredSchedules,
     now: Timestamp,
     output: &mut Output<'_>,
@@ -44,6 +48,18 @@ pub(crate) async fn run(
     })
     .await?;
     let shown = Shown { schedule, next, runs };
+    output.one(&shown, |text| tell(&shown, now, text))
+}
+
+/// The same from a server, which shows fewer at once.
+pub(crate) async fn ask(show: &Show, client: &Client, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
+    let path = format!("/schedules/{}", encoded(&show.name));
+    let query = [("next", show.next.min(MOST_NEXT).to_string()), ("runs", "0".to_string())];
+    let mut shown: Shown = client.get(&path, &query).await?;
+    shown.runs = first(show.runs as usize, async |limit, after| {
+        client.page::<RunFields>(&format!("{path}/runs"), &[], limit, after).await
+    })
+    .await?;
     output.one(&shown, |text| tell(&shown, now, text))
 }
 
@@ -80,7 +96,7 @@ fn tell(shown: &Shown, now: Timestamp, text: &mut Text) {
     text.line("");
     let mut table = Table::new(&["TIME", "DONE", "OUTCOME", "EXECUTION", "DETAILS"]);
     for run in &shown.runs {
-        let tone = match run.outcome {
+        let tone = match &*run.outcome {
             "started" | "cancelled_previous" => Tone::Good,
             "missed" | "rejected" => Tone::Bad,
             _ => Tone::Dim,

@@ -1,12 +1,13 @@
 //! The fields of executions in JSON, which are stable, and the words for people. docs/cli.md lists the fields.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use latchwork::store::Timestamp;
 use latchwork::workflow::{
     Attribute, ExecutionId, ExecutionState, Failure, Listed, Operation, OperationState, Status, Wait, WaitsFor,
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::output::{Cell, Tone};
@@ -25,7 +26,7 @@ pub(crate) fn status_cell(status: Status) -> Cell {
 }
 
 /// The outcome of an execution.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Outcome {
     /// Why it is parked, or was cancelled.
     pub(crate) reason: Option<String>,
@@ -33,7 +34,7 @@ pub(crate) struct Outcome {
     pub(crate) failure: Option<FailureFields>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct FailureFields {
     pub(crate) message: String,
     code: String,
@@ -68,10 +69,10 @@ impl Outcome {
 }
 
 /// Something that an execution waits for.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct WaitFields {
     #[serde(rename = "for")]
-    pub(crate) what: &'static str,
+    pub(crate) what: Cow<'static, str>,
     pub(crate) name: Option<String>,
     pub(crate) since: Time,
     pub(crate) until: Option<Time>,
@@ -99,14 +100,14 @@ impl WaitFields {
     pub(crate) fn of(wait: &Wait) -> WaitFields {
         let (what, name) = waited(&wait.what);
         let (since, until) = (Time(wait.since), wait.until.map(Time));
-        WaitFields { what, name: name.map(Into::into), since, until }
+        WaitFields { what: what.into(), name: name.map(Into::into), since, until }
     }
 
     /// For example `signal:approve, until in 3m 2s`.
     pub(crate) fn words(&self, now: Timestamp) -> String {
         let name = self.name.as_ref().map(|name| format!(":{name}")).unwrap_or_default();
         let until = self.until.map(|until| until.relative_to(now));
-        match (self.what, until) {
+        match (&*self.what, until) {
             ("timer" | "retry", Some(until)) => format!("{}{name} {until}", self.what),
             (what, Some(until)) => format!("{what}{name}, at most until {until}"),
             (what, None) => format!("{what}{name}"),
@@ -128,7 +129,7 @@ pub(crate) fn attributes(attributes: &BTreeMap<String, Attribute>) -> BTreeMap<S
 }
 
 /// An execution in a list.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct ListedFields {
     pub(crate) id: ExecutionId,
     pub(crate) workflow: String,
@@ -169,11 +170,19 @@ impl ListedFields {
 /// The order in which the parts of a record are shown.
 const PARTS: [&str; 9] = ["branch", "begun", "token", "was_held", "acquired_at", "until", "value", "rev", "changed"];
 
-/// The result of an operation, for people: `token 1792, was held true`.
+/// The kinds of operations whose results are the library's own.
+const OWN: [&str; 6] = ["race", "join", "lock", "unlock", "slot", "review"];
+
+/// The result of an operation, for people.
 fn shown(operation: &Operation) -> Option<String> {
     let value = operation.labelled()?;
     let is_own = !matches!(&operation.state, OperationState::Done(given) if *given == value);
-    Some(match value {
+    Some(worded(value, is_own))
+}
+
+/// The library's own results are shown with the names of their parts: `token 1792, was held true`.
+fn worded(value: Value, is_own: bool) -> String {
+    match value {
         Value::Object(parts) if is_own => {
             let mut parts: Vec<(String, Value)> = parts.into_iter().collect();
             parts.sort_by_key(|(name, _)| PARTS.iter().position(|known| known == name));
@@ -182,16 +191,16 @@ fn shown(operation: &Operation) -> Option<String> {
         }
         Value::String(text) if is_own => text,
         value => value.to_string(),
-    })
+    }
 }
 
 /// An event of an execution: an operation and its state.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct EventFields {
     pub(crate) place: String,
     pub(crate) kind: String,
     pub(crate) name: Option<String>,
-    pub(crate) state: &'static str,
+    pub(crate) state: Cow<'static, str>,
     pub(crate) since: Time,
     pub(crate) recorded_at: Time,
     pub(crate) attempts: u32,
@@ -206,7 +215,7 @@ pub(crate) struct EventFields {
     progress: Option<Value>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct AttemptFields {
     attempt: u32,
     at: Time,
@@ -248,7 +257,7 @@ impl EventFields {
             place: format!("{}{}", operation.branch, operation.place),
             kind: operation.kind.to_string().replace(' ', "_"),
             name: Some(operation.name.clone()).filter(|name| !name.is_empty()),
-            state,
+            state: state.into(),
             since: Time(operation.since),
             recorded_at: Time(operation.recorded),
             attempts: operation.attempts,
@@ -259,6 +268,13 @@ impl EventFields {
             attempt_failures: attempts.collect(),
             progress: operation.progress.clone(),
         }
+    }
+
+    /// The same event as a server has sent it, with what tables need.
+    pub(crate) fn completed(mut self) -> EventFields {
+        let is_own = OWN.contains(&self.kind.as_str());
+        self.shown = self.value.clone().map(|value| worded(value, is_own));
+        self
     }
 
     /// For example `step charge`.

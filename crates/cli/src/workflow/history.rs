@@ -8,7 +8,10 @@ use latchwork::store::Store;
 use latchwork::workflow::{self, ExecutionId, WorkflowError};
 use serde::Serialize;
 
+use crate::client::{Client, encoded};
 use crate::output::{Format, Output};
+use crate::paging::first;
+use crate::workflow::fields::ListedFields;
 
 #[derive(Args)]
 pub(crate) struct History {
@@ -29,9 +32,50 @@ struct Written {
     directory: String,
 }
 
+/// Where histories are read from.
+enum Source<'a> {
+    Store(&'a Store),
+    Server(&'a Client),
+}
+
+impl Source<'_> {
+    async fn ids(&self) -> Result<Vec<ExecutionId>> {
+        match self {
+            Source::Store(store) => Ok(workflow::History::ids(store).await?.into_iter().map(|(id, _)| id).collect()),
+            Source::Server(client) => {
+                let listed = first(usize::MAX, async |limit, after| {
+                    client.page::<ListedFields>("/workflows", &[], limit, after).await
+                });
+                let mut ids: Vec<ExecutionId> = listed.await?.into_iter().map(|listed| listed.id).collect();
+                // In the order of the store.
+                ids.sort();
+                Ok(ids)
+            }
+        }
+    }
+
+    async fn history(&self, id: ExecutionId) -> Result<workflow::History> {
+        match self {
+            Source::Store(store) => {
+                Ok(workflow::History::of(store, &id).await?.ok_or(WorkflowError::NotFound { id })?)
+            }
+            Source::Server(client) => client.get(&format!("/workflows/{}/history/export", encoded(&id)), &[]).await,
+        }
+    }
+}
+
 pub(crate) async fn run(asked: History, store: &Store, output: &mut Output<'_>) -> Result<()> {
+    write_all(asked, &Source::Store(store), output).await
+}
+
+/// The same from a server.
+pub(crate) async fn ask(asked: History, client: &Client, output: &mut Output<'_>) -> Result<()> {
+    write_all(asked, &Source::Server(client), output).await
+}
+
+async fn write_all(asked: History, source: &Source<'_>, output: &mut Output<'_>) -> Result<()> {
     let ids: Vec<ExecutionId> = match asked.ids.is_empty() {
-        true => workflow::History::ids(store).await?.into_iter().map(|(id, _)| id).collect(),
+        true => source.ids().await?,
         false => asked.ids.into_iter().map(Into::into).collect(),
     };
     if let Some(out) = &asked.out {
@@ -39,7 +83,7 @@ pub(crate) async fn run(asked: History, store: &Store, output: &mut Output<'_>) 
     }
     let (mut count, mut kept) = (0, Vec::new());
     for id in ids {
-        let history = workflow::History::of(store, &id).await?.ok_or(WorkflowError::NotFound { id })?;
+        let history = source.history(id).await?;
         if asked.workflow.as_ref().is_some_and(|workflow| *workflow != history.workflow) {
             continue;
         }

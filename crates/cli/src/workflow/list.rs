@@ -6,6 +6,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use latchwork::store::{Env, Timestamp};
 use latchwork::workflow::{Attribute, ExecutionFilter, Executions, Status, WaitsFor};
 
+use crate::client::Client;
 use crate::output::{Cell, Exit, Format, Output, Problem, Table, Tone, shortened};
 use crate::paging::Paging;
 use crate::time;
@@ -23,15 +24,15 @@ pub(crate) struct List {
     status: Vec<Status>,
     /// Only executions that wait for this: timer, retry:STEP, signal:NAME, update:NAME, child:ID, completion:NAME,
     /// published:NAME, lock:NAME or review:NAME. If given several times: for any of these.
-    #[arg(long, value_name = "WHAT", value_parser = waits_for)]
-    waits_for: Vec<WaitsFor>,
+    #[arg(long, value_name = "WHAT", value_parser = |text: &str| Typed::read(text, waits_for))]
+    waits_for: Vec<Typed<WaitsFor>>,
     /// Only executions with this tag. If given several times: with all of these.
     #[arg(long = "tag", value_name = "TAG")]
     tags: Vec<String>,
     /// Only executions with this attribute: NAME=VALUE, or >=, <=, > or < in place of =. A value is true, false, a
     /// number, time:2026-11-30T12:00:00Z, or a text, in double quotes if it could be one of the others.
-    #[arg(long = "attribute", value_name = "NAME=VALUE", value_parser = attribute)]
-    attributes: Vec<Asked>,
+    #[arg(long = "attribute", value_name = "NAME=VALUE", value_parser = |text: &str| Typed::read(text, attribute))]
+    attributes: Vec<Typed<Asked>>,
     /// Only executions that were started at this time or later: RFC 3339, a date in UTC, or how long ago (90m, 2d).
     #[arg(long, value_name = "TIME", value_parser = time_text)]
     since: Option<String>,
@@ -46,6 +47,19 @@ pub(crate) struct List {
     /// The newest first; with limits on an attribute, the highest value first.
     #[arg(long, conflicts_with = "ascending")]
     descending: bool,
+}
+
+/// A value, and the text that it was read from: a server reads the same text.
+#[derive(Debug, Clone)]
+struct Typed<T> {
+    text: String,
+    value: T,
+}
+
+impl<T> Typed<T> {
+    fn read(text: &str, read: impl Fn(&str) -> Result<T, String>) -> Result<Typed<T>, String> {
+        Ok(Typed { text: text.into(), value: read(text)? })
+    }
 }
 
 /// Reads the name of a status.
@@ -124,12 +138,12 @@ impl List {
             filter = filter.is(*status);
         }
         for what in &self.waits_for {
-            filter = filter.waits_for(what.clone());
+            filter = filter.waits_for(what.value.clone());
         }
         for tag in &self.tags {
             filter = filter.tag(tag);
         }
-        for Asked { name, sign, value } in &self.attributes {
+        for Asked { name, sign, value } in self.attributes.iter().map(|asked| &asked.value) {
             let value = value.clone();
             filter = match *sign {
                 ">=" => filter.at_least(name, value),
@@ -148,6 +162,37 @@ impl List {
         }
         Ok(filter)
     }
+
+    /// The filter as parameters of a query.
+    fn query(&self) -> Vec<(&'static str, String)> {
+        let mut query = Vec::new();
+        query.extend(self.workflows.iter().map(|name| ("workflow", name.clone())));
+        query.extend(self.status.iter().map(|status| ("status", status.name().to_string())));
+        query.extend(self.waits_for.iter().map(|what| ("waits_for", what.text.clone())));
+        query.extend(self.tags.iter().map(|tag| ("tag", tag.clone())));
+        query.extend(self.attributes.iter().map(|asked| ("attribute", asked.text.clone())));
+        query.extend(self.since.iter().map(|since| ("since", since.clone())));
+        query.extend(self.until.iter().map(|until| ("until", until.clone())));
+        if self.ascending {
+            query.push(("order", "ascending".into()));
+        } else if self.descending {
+            query.push(("order", "descending".into()));
+        }
+        query
+    }
+}
+
+/// The same from a server.
+pub(crate) async fn ask(list: List, client: &Client, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
+    let query = list.query();
+    list.paging
+        .write(
+            "executions",
+            output,
+            |found| table(found, now),
+            async |limit, after| client.page::<ListedFields>("/workflows", &query, limit, after).await,
+        )
+        .await
 }
 
 pub(crate) async fn run(list: List, executions: &Executions, now: Timestamp, output: &mut Output<'_>) -> Result<()> {

@@ -7,9 +7,10 @@ use clap::Args;
 use latchwork::Cursor;
 use latchwork::store::Timestamp;
 use latchwork::workflow::{Close, Description, ExecutionId, Executions, Operation, Status};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::client::{Client, encoded};
 use crate::output::{Cell, Output, Table, Text, Tone, shortened};
 use crate::paging::PAGE;
 use crate::time::Time;
@@ -28,7 +29,7 @@ pub(crate) struct Show {
     events: usize,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 struct Shown {
     id: ExecutionId,
     workflow: String,
@@ -53,8 +54,8 @@ struct Shown {
     children: Vec<ExecutionId>,
     forked_from: Option<ExecutionId>,
     published: BTreeMap<String, Value>,
-    /// The number of all events.
-    event_count: usize,
+    /// The number of all events. A server does not count them if none is to be shown.
+    event_count: Option<usize>,
     events: Vec<EventFields>,
 }
 
@@ -78,6 +79,14 @@ pub(crate) async fn run(show: Show, executions: &Executions, now: Timestamp, out
     let found = executions.describe(show.id).await?;
     let (events, count) = last(executions, &found.id, show.events).await?;
     let shown = Shown::new(found, &events, count);
+    output.one(&shown, |text| shown.write(text, now))
+}
+
+/// The same from a server.
+pub(crate) async fn ask(show: Show, client: &Client, now: Timestamp, output: &mut Output<'_>) -> Result<()> {
+    let path = format!("/workflows/{}", encoded(&show.id));
+    let mut shown: Shown = client.get(&path, &[("events", show.events.to_string())]).await?;
+    shown.events = shown.events.into_iter().map(EventFields::completed).collect();
     output.one(&shown, |text| shown.write(text, now))
 }
 
@@ -106,7 +115,7 @@ impl Shown {
             children: found.children,
             forked_from: found.forked,
             published: found.published,
-            event_count,
+            event_count: Some(event_count),
             events: events.iter().map(EventFields::of).collect(),
             id: found.id,
             workflow: found.workflow,
@@ -153,7 +162,8 @@ impl Shown {
         text.table(table);
         if !self.events.is_empty() {
             text.line("");
-            text.line(format!("The last {} of {} events:", self.events.len(), self.event_count));
+            let count = self.event_count.unwrap_or(self.events.len());
+            text.line(format!("The last {} of {count} events:", self.events.len()));
             text.table(self.event_table(now));
         }
     }
@@ -161,10 +171,10 @@ impl Shown {
     fn event_table(&self, now: Timestamp) -> Table {
         let mut table = Table::new(&["PLACE", "EVENT", "STATE", "RECORDED", "ATTEMPTS", "DETAIL"]);
         for event in &self.events {
-            let state = match event.state {
-                "failed" => Cell::new(event.state, Tone::Bad),
+            let state = match &*event.state {
+                state @ "failed" => Cell::new(state, Tone::Bad),
                 "timed_out" => Cell::new("timed out", Tone::Attention),
-                "retrying" => Cell::new(event.state, Tone::Attention),
+                state @ "retrying" => Cell::new(state, Tone::Attention),
                 state => state.into(),
             };
             let due = event.due_at.map(|due| due.relative_to(now));

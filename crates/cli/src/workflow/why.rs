@@ -10,8 +10,9 @@ use latchwork::store::Timestamp;
 use latchwork::workflow::{
     ExecutionId, Executions, Kind, Operation, OperationState, QueuePosition, Status, Wait, WaitsFor, WorkflowError,
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+use crate::client::{Client, encoded};
 use crate::lock::fields::{NameFields, RequestFields};
 use crate::output::Output;
 use crate::paging::PAGE;
@@ -24,7 +25,7 @@ pub(crate) struct Why {
     id: String,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 struct Told {
     id: ExecutionId,
     workflow: String,
@@ -39,7 +40,7 @@ struct Told {
     sentences: Vec<String>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 struct ToldWait {
     #[serde(flatten)]
     wait: WaitFields,
@@ -55,7 +56,7 @@ struct ToldWait {
 }
 
 /// The lock that it waits for.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 struct ToldLock {
     #[serde(flatten)]
     name: NameFields,
@@ -112,6 +113,12 @@ pub(crate) async fn run(
     let outcome = Outcome::of(&found.state);
     let (id, workflow, cancel_reason) = (found.id, found.workflow, found.cancel);
     let told = Told { id, workflow, status, outcome, cancel_reason, waits, begun, sentences };
+    output.one(&told, |text| told.sentences.iter().for_each(|sentence| text.line(sentence)))
+}
+
+/// The same from a server.
+pub(crate) async fn ask(why: Why, client: &Client, output: &mut Output<'_>) -> Result<()> {
+    let told: Told = client.get(&format!("/workflows/{}/why", encoded(&why.id)), &[]).await?;
     output.one(&told, |text| told.sentences.iter().for_each(|sentence| text.line(sentence)))
 }
 
@@ -236,7 +243,7 @@ impl ToldWait {
 /// What the execution did when the process ended.
 fn at_work(event: &EventFields, now: Timestamp) -> String {
     let (what, since) = (event.words(), event.since.relative_to(now));
-    match (event.state, event.due_at) {
+    match (&*event.state, event.due_at) {
         ("retrying", Some(due)) => {
             let failure = event.failure.as_ref().map_or("", |failure| &failure.message);
             let next = event.attempts + 1;

@@ -136,7 +136,7 @@ async fn until(engine: &Engine, is_so: impl AsyncFn() -> bool) {
 }
 
 /// Two claims that need review (`r-1`, `r-2`), a claim whose process is gone (`p-1`), and a dead letter of `d-1`.
-fn made(directory: &Path) -> PathBuf {
+pub(crate) fn made(directory: &Path) -> PathBuf {
     let store = directory.join("data");
     process(&store, false, async |engine, claims| {
         fire_and_wait(engine, claims, "settle", "r-1").await;

@@ -7,21 +7,32 @@ mod claim;
 mod database;
 mod dev;
 mod lock;
+mod lock_run;
 mod node;
+mod remote;
 mod review;
 mod schedule;
+mod serve;
 #[path = "../../../store/tests/it/server.rs"]
 #[allow(dead_code)]
 mod server;
+mod serving;
+mod store;
 mod workflow;
 
 use std::path::Path;
 use std::process::{Command, Output};
 
 fn latch(arguments: &[&str], store: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_latch"));
+    let mut command = serving::command();
     command.args(arguments).arg("--store").arg(store);
     command
+}
+
+/// Sends a signal to a process of the test.
+fn signal(process: u32, signal: &str) {
+    let sent = Command::new("kill").args([&format!("-{signal}"), &process.to_string()]).status().unwrap();
+    assert!(sent.success(), "{signal} to {process}");
 }
 
 fn text(bytes: &[u8]) -> String {

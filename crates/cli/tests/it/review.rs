@@ -24,7 +24,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
 }
 
 /// Three executions that wait for decisions.
-fn made(directory: &Path) -> PathBuf {
+pub(crate) fn made(directory: &Path) -> PathBuf {
     let store = directory.join("data");
     block_on(async {
         let engine = Engine::open(&store).register(&refund()).start().await.unwrap();

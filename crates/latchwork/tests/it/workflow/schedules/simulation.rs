@@ -37,6 +37,11 @@ const SKIPPING: [&str; 2] = ["skips", "one"];
 
 const END: u64 = 600;
 
+/// How often the watcher sees the same pause before it resumes the schedule. That is longer than any operator pauses.
+/// The operator of a process that was paused can be the one that ends: then the operator of a later process crashes
+/// between its pause and its `resume`, and has no successor.
+const PATIENCE: u32 = 60;
+
 #[derive(Clone, Default)]
 struct Play {
     complaints: Arc<Mutex<Vec<String>>>,
@@ -69,9 +74,14 @@ impl Play {
                 schedules.put(schedule(name, overlap, every)).await?;
             }
         }
+        let (mut pause, mut seen) = (None, 0);
         loop {
             let mut left = 0;
             for found in schedules.list().limit(10).await?.items {
+                if found.name == "held" {
+                    seen = if found.paused_since.is_some() && found.paused_since == pause { seen + 1 } else { 0 };
+                    pause = found.paused_since;
+                }
                 left += found.running.len() + usize::from(found.next.is_some()) + found.waiting as usize;
                 left += usize::from(found.paused.is_some());
                 if IN_TURN.contains(&&*found.name) && found.running.len() > 1 {
@@ -80,6 +90,9 @@ impl Play {
             }
             if left == 0 {
                 return Ok(());
+            }
+            if seen == PATIENCE {
+                schedules.resume("held").await?;
             }
             env.sleep(7 * SECOND).await;
         }

@@ -1,0 +1,208 @@
+//! `latch serve`: a server on the namespaces of the configuration, from its start to a graceful end. It knows how the
+//! process lives: logs, metrics, signals. What is served is the business of the server crate.
+
+mod logging;
+mod measure;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::{ArgMatches, Args};
+use latchwork::store::Store;
+use latchwork::workflow::Engine;
+use latchwork_server::{Address, Api, Listen, Server, ServerBuilder, ServerError};
+use serde::Serialize;
+use tokio::task::JoinSet;
+
+use crate::config::options::ServerOptions;
+use crate::config::settings::Settings;
+use crate::output::{Exit, Output, Problem};
+use crate::signals::{ENDS, Signals};
+
+/// The longest path of a directory in which a socket can be opened. The system allows about a hundred bytes for all.
+const LONGEST: usize = 80;
+
+#[derive(Args)]
+pub(crate) struct Serve {
+    #[command(flatten)]
+    options: ServerOptions,
+}
+
+/// What is printed when the server listens.
+#[derive(Serialize)]
+struct Started {
+    addresses: Vec<String>,
+    namespaces: Vec<String>,
+    pid: u32,
+}
+
+/// A namespace that is open.
+struct Opened {
+    name: String,
+    store: Store,
+    engine: Engine,
+    /// The data directory, if it has one.
+    directory: Option<PathBuf>,
+}
+
+pub(crate) async fn run(serve: Serve, matches: &ArgMatches, output: &mut Output<'_>) -> Result<()> {
+    let settings = Settings::read(&serve.options, matches)?;
+    // A mistake in the configuration is reported before a store is opened.
+    let (access, tls) = (settings.access()?, settings.tls()?);
+    logging::start(settings.log_format.value, &settings.log_level.value)?;
+    let mut ends = Signals::listen(&ENDS)?;
+    let recorder = if settings.metrics.value { Some(measure::install()?) } else { None };
+    let opened = open(&settings).await?;
+    let mut server = Server::builder().access(access).limits(settings.limits);
+    for namespace in &opened {
+        server = server.namespace(&namespace.name, Api::on(&namespace.engine));
+    }
+    for address in &settings.listen.value {
+        server = server.listen(match &tls {
+            Some(files) => Listen::Tls(*address, files.clone()),
+            None => Listen::Tcp(*address),
+        });
+    }
+    let server = with_sockets(server, &opened, settings.socket.value);
+    let server = match &recorder {
+        Some(recorder) => {
+            let recorder = recorder.clone();
+            server.metrics(move || recorder.render())
+        }
+        None => server,
+    };
+    let server = match server.start().await {
+        Ok(server) => server,
+        Err(error) => {
+            close(opened).await?;
+            return Err(refused(error).into());
+        }
+    };
+    let upkeep = recorder.map(|recorder| tokio::spawn(measure::keep_up(recorder, stores(&opened))));
+    let told = tell(&server, &opened, output);
+    let ended = if told.is_ok() { until_the_end(&mut ends, &opened).await } else { None };
+    tracing::info!("shutting down: requests that are under way finish");
+    let finished = tokio::select! {
+        finished = server.shutdown() => finished.context("the server did not end cleanly"),
+        _ = ends.next() => Err(Problem::new(Exit::Failed, "a second signal ended the server at once").into()),
+    };
+    upkeep.into_iter().for_each(|upkeep| upkeep.abort());
+    finished?;
+    close(opened).await?;
+    tracing::info!("ended");
+    told?;
+    match ended {
+        Some(name) => Err(Problem::new(Exit::Failed, format!("the store of namespace {name:?} has stopped")).into()),
+        None => Ok(()),
+    }
+}
+
+/// Opens all stores, and starts an engine on each. If one fails, those before it are closed.
+async fn open(settings: &Settings) -> Result<Vec<Opened>> {
+    let mut opened = Vec::new();
+    for (name, namespace) in &settings.namespaces {
+        let namespace = &namespace.value;
+        let begun = async {
+            let store = namespace.store.open_with(namespace.password_file.as_deref()).await?;
+            let engine = Engine::on(&store).start().await?;
+            anyhow::Ok((store, engine))
+        };
+        match begun.await {
+            Ok((store, engine)) => {
+                tracing::info!(namespace = name, store = %namespace.store, "opened");
+                let directory = namespace.store.directory().map(Into::into);
+                opened.push(Opened { name: name.clone(), store, engine, directory });
+            }
+            Err(error) => {
+                close(opened).await?;
+                return Err(error);
+            }
+        }
+    }
+    Ok(opened)
+}
+
+/// Shuts down what is open. The engines may have ended before.
+async fn close(opened: Vec<Opened>) -> Result<()> {
+    for Opened { name, store, engine, .. } in opened {
+        let ended = engine.shutdown().await;
+        store.close().await.with_context(|| format!("the store of namespace {name:?} was not closed cleanly"))?;
+        ended.with_context(|| format!("namespace {name:?} did not end cleanly"))?;
+    }
+    Ok(())
+}
+
+fn with_sockets(server: ServerBuilder, opened: &[Opened], are_wanted: bool) -> ServerBuilder {
+    let directories = opened.iter().filter_map(|namespace| Some((namespace.directory.clone()?, &namespace.name)));
+    let directories = directories.filter(|(directory, _)| {
+        let fits = directory.as_os_str().len() <= LONGEST;
+        if are_wanted && !fits {
+            tracing::warn!(directory = %directory.display(), "the path is too long for a socket: none is opened there");
+        }
+        are_wanted && fits
+    });
+    directories.fold(server, |server, (directory, name)| server.listen(Listen::SocketOf(directory, name.clone())))
+}
+
+fn stores(opened: &[Opened]) -> Vec<(String, Store)> {
+    opened.iter().map(|namespace| (namespace.name.clone(), namespace.store.clone())).collect()
+}
+
+/// A server that did not start: what the configuration asks for, or what the system refuses.
+fn refused(error: ServerError) -> Problem {
+    let exit = match error {
+        ServerError::SocketInUse { .. } => Exit::Busy,
+        ServerError::Listen { .. } | ServerError::End { .. } => Exit::Failed,
+        _ => Exit::Usage,
+    };
+    let hint = match error {
+        ServerError::Exposed { .. } | ServerError::PublicHost => {
+            " (--token-file, --tls-cert and --tls-key; --insecure)"
+        }
+        _ => "",
+    };
+    Problem::new(exit, format!("{error}{hint}"))
+}
+
+fn tell(server: &Server, opened: &[Opened], output: &mut Output<'_>) -> Result<()> {
+    let addresses: Vec<String> = server.addresses().iter().map(written).collect();
+    addresses.iter().for_each(|address| tracing::info!(address, "listening"));
+    let namespaces = opened.iter().map(|namespace| namespace.name.clone()).collect();
+    let started = Started { addresses, namespaces, pid: std::process::id() };
+    output.one(&started, |text| {
+        started.addresses.iter().for_each(|address| text.line(format!("Listening on {address}")));
+    })?;
+    output.flush()
+}
+
+/// An address as `--server` takes it.
+fn written(address: &Address) -> String {
+    match address {
+        Address::Tcp(address) => format!("http://{address}"),
+        Address::Tls(address) => format!("https://{address}"),
+        Address::Socket(path) => format!("unix:{}", path.display()),
+        other => format!("{other:?}"),
+    }
+}
+
+/// Returns when a signal asks for the end, or with the namespace whose store has stopped.
+async fn until_the_end(ends: &mut Signals, opened: &[Opened]) -> Option<String> {
+    let mut stopped = JoinSet::new();
+    for Opened { name, store, .. } in opened {
+        let (name, store) = (name.clone(), store.clone());
+        stopped.spawn(async move {
+            store.ended().await;
+            name
+        });
+    }
+    tokio::select! {
+        signal = ends.next() => {
+            tracing::info!(signal = signal.as_str(), "a signal asks for the end");
+            None
+        }
+        Some(Ok(name)) = stopped.join_next() => {
+            tracing::error!(namespace = name, "the store has stopped");
+            Some(name)
+        }
+    }
+}
