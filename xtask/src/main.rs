@@ -272,11 +272,8 @@ fn bench_postgres(json: bool, quick: bool, only: &[String]) -> Result<()> {
 
 fn bench_of(package: &str, suite: &str, json: bool, quick: bool, only: &[String]) -> Result<()> {
     let mut command = cargo(&["bench", "--quiet", "--package", package, "--bench", suite]);
-    if let Some(feature) =
-        [("postgres", "postgres"), ("nodes", "postgres"), ("flows", "flow")].iter().find(|(its, _)| *its == suite)
-    {
-        command.args(["--features", feature.1]);
-    }
+    // The same features for every suite, so that all of them are built once.
+    command.args(["--features", if package == "latchwork-store" { "postgres" } else { "flow,postgres" }]);
     command.arg("--").args(only);
     if json {
         command.arg("--json");
