@@ -345,7 +345,7 @@ impl Node {
         self.membership.as_deref()
     }
 
-    /// Reads who owns the shards, and takes over what this node owns. Returns true if the node has lost shards.
+    /// Reads who owns the shards, takes over what this node owns, and lets go of what it has lost.
     pub(super) async fn reread(&self) -> Result<(), NodeError> {
         let Some(membership) = self.shared() else { return Ok(()) };
         let reading = membership.reading.lock().await;

@@ -2,7 +2,7 @@
 //! execution checks that the node still owns the shard, so a node that was replaced changes nothing more.
 //!
 //! A node alone owns all shards from its start on, until another one replaces it. Nodes that share a store own what the
-//! records say: `membership.rs` writes and reads them.
+//! records say: `membership.rs` reads them, and `balance.rs` writes them.
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};

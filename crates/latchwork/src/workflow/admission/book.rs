@@ -11,7 +11,7 @@ use crate::store::{Bytes, Check, Key, Order, Range, Rev, Timestamp, View, Write}
 use crate::workflow::admission::policy::{Policy, StartNeeds};
 use crate::workflow::admission::stored::{Bucket, Gate, Gates, Partition};
 use crate::workflow::engine::EngineInner;
-use crate::workflow::run::{Run, turn};
+use crate::workflow::run::{Run, with_record};
 use crate::workflow::stored::kept::Inputs;
 use crate::workflow::stored::record::{
     Admission, Execution, Keyed, Needed, StoredPosition, StoredStatus, Wait, WaitsFor, fetch,
@@ -415,7 +415,7 @@ impl EngineInner {
         let is_begun = after.status == StoredStatus::Running && !self.idle && self.node.owns(&id);
         let definition = self.definition_of(&after).cloned().filter(|_| is_begun);
         let running = definition.map(|definition| (self.set_running(&id, &mut after), definition));
-        let (part, _) = turn(self, first, &id, Some(&before), &mut after, None);
+        let (part, _) = with_record(self, first, &id, Some(&before), &mut after, None);
         let engine = self.clone();
         part.then(move |landing| match (running, after.timer_us) {
             (Some((running, definition)), _) => {

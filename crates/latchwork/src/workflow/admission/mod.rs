@@ -325,7 +325,7 @@ impl EngineInner {
             self.closing(id, &ended, Some(&status), How { from_store: true, is_alone: true, ..How::default() }).await?;
         let mut after = Execution { status: status.clone(), timer_us: None, waits: Vec::new(), ..before.clone() };
         let part = self.at_record(id, Some(rev));
-        let (part, due) = crate::workflow::run::turn(self, part, id, Some(&before), &mut after, None);
+        let (part, due) = crate::workflow::run::with_record(self, part, id, Some(&before), &mut after, None);
         let part = closing.parts.into_iter().fold(part, Part::and);
         let (engine, id, workflow) = (self.clone(), id.clone(), before.workflow);
         Ok(part.then(move |_| {

@@ -9,7 +9,7 @@ use crate::node::SHARD;
 use crate::store::{Commit, Receipt, Refusal, StoreError, Timestamp};
 use crate::workflow::admission::{Book, Ruling, StartNeeds};
 use crate::workflow::engine::{EngineInner, check_name};
-use crate::workflow::run::{Boarded, CommitOutcome, KEYED, NextState, RECORD, RefusalVerdict, Run, Stop, turn};
+use crate::workflow::run::{Boarded, CommitOutcome, KEYED, NextState, RECORD, RefusalVerdict, Run, Stop, with_record};
 use crate::workflow::stored::record::{Execution, Labels, StoredStatus};
 use crate::workflow::{ExecutionId, Result};
 
@@ -21,7 +21,7 @@ fn first_record(engine: &Arc<EngineInner>, id: &ExecutionId, first: &Execution) 
     let begins_here = first.status == StoredStatus::Running && engine.node.owns(id) && !engine.idle;
     let definition = engine.definition_of(&first).cloned().filter(|_| begins_here);
     let running = definition.map(|definition| (engine.set_running(id, &mut first), definition));
-    let (part, _) = turn(engine, part, id, None, &mut first, None);
+    let (part, _) = with_record(engine, part, id, None, &mut first, None);
     match (running, first.status == StoredStatus::Waiting, first.timer_us) {
         (Some((running, definition)), ..) => {
             let (engine, id) = (engine.clone(), id.clone());

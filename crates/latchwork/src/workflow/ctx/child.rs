@@ -19,7 +19,7 @@ use crate::workflow::definition::{Definition, Workflow};
 use crate::workflow::engine::check_name;
 use crate::workflow::journal::place::Place;
 use crate::workflow::journal::replay::{Journaled, OpCall};
-use crate::workflow::run::{Doing, OpEffect, OpInProgress, Run, hash_text, turn};
+use crate::workflow::run::{Doing, OpEffect, OpInProgress, Run, hash_text, with_record};
 use crate::workflow::stored::kept::{self, MessageBody};
 use crate::workflow::stored::record::{
     Attribute, Close, Entry, EntryState, Execution, Kind, Labels, Parent, StoredStatus, WaitsFor, failure_text,
@@ -260,7 +260,7 @@ fn first_commit(
     let is_here = child.status == StoredStatus::Running && engine.node.owns(id);
     let running = is_here.then(|| engine.set_running(id, &mut child));
     let part = admission.put(&run.kept().child(id), kept::ChildRecord { close, birth }.encode());
-    let (part, _) = turn(engine, first.and(part), id, None, &mut child, None);
+    let (part, _) = with_record(engine, first.and(part), id, None, &mut child, None);
     let (engine, id) = (engine.clone(), id.clone());
     let part = part.then(move |landing| {
         engine.metrics.started(&definition.name);

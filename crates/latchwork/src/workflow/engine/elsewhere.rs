@@ -18,7 +18,7 @@ use crate::record::Record;
 use crate::store::{ErrorKind, Key, Rev, Timestamp, Uuid};
 use crate::workflow::admission;
 use crate::workflow::engine::{EngineInner, News, recover};
-use crate::workflow::run::{RECORD, turn};
+use crate::workflow::run::{RECORD, with_record};
 use crate::workflow::stored::keys::read_count;
 use crate::workflow::stored::record::{Execution, StoredStatus};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
@@ -280,7 +280,7 @@ impl EngineInner {
         let mut after = execution.clone();
         (after.runner, after.status, after.waits) = (Some(node), StoredStatus::Running, Vec::new());
         let part = self.node.for_owner(id).at_rev(RECORD, &self.record_of(id), rev);
-        let (part, _) = turn(self, part, id, Some(execution), &mut after, None);
+        let (part, _) = with_record(self, part, id, Some(execution), &mut after, None);
         let part = self.node.noticed(part, || NodeNotice::Lent { id: id.clone(), node });
         self.node.lend(id, Some(node));
         match self.send(part).await {

@@ -15,7 +15,7 @@ use crate::workflow::definition::{Definition, Workflow, workflow};
 use crate::workflow::engine::EngineInner;
 use crate::workflow::operate::steer::{TERMINATED, terminated_for};
 use crate::workflow::run::close::How;
-use crate::workflow::run::{ROOM, hash_text, largest, turn};
+use crate::workflow::run::{ROOM, hash_text, largest, with_record};
 use crate::workflow::stored::record::{Execution, Labels, StoredStatus, shortened};
 use crate::workflow::{ExecutionId, Failure, Result};
 
@@ -152,7 +152,7 @@ impl EngineInner {
         let leaves_out = how.is_large && !self.has_room(before, status);
         let input = told(id, input, status, leaves_out);
         let mut first = finalizer.first_record(input, Labels::default(), now, now);
-        let (part, _) = turn(self, self.at_record(&its, None), &its, None, &mut first, None);
+        let (part, _) = with_record(self, self.at_record(&its, None), &its, None, &mut first, None);
         let engine = self.clone();
         Ok(Some(self.waking(part, &its).then(move |_| engine.metrics.started(&first.workflow))))
     }

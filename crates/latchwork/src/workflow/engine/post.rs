@@ -19,7 +19,7 @@ use crate::store::{
     Check, Commit, Env, ErrorKind, Key, Outcome, Receipt, Refusal, Rev, Store, StoreError, Uuid, Write,
 };
 use crate::workflow::engine::EngineInner;
-use crate::workflow::run::turn;
+use crate::workflow::run::with_record;
 use crate::workflow::stored::kept::{Delivered, Message, MessageBody, grant_id};
 use crate::workflow::stored::record::{Execution, StoredStatus, Wait};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
@@ -83,7 +83,7 @@ impl EngineInner {
             let is_for = |wait: &Wait, message: &Message| wait.what.without_name() == message.body.waited();
             is_woken = before.waits.iter().any(|wait| messages.iter().any(|(_, message)| is_for(wait, message)));
             if is_woken {
-                part = self.woken(part, id, &before, None).0;
+                part = self.running_again(part, id, &before, None).0;
             }
         }
         let (engine, id) = (self.clone(), id.clone());
@@ -100,7 +100,7 @@ impl EngineInner {
 
     /// Adds to a part that a resting execution runs from now on, and is cancelled if there is a reason. Also returns
     /// its record after the commit.
-    pub(crate) fn woken(
+    pub(crate) fn running_again(
         &self,
         part: Part,
         id: &ExecutionId,
@@ -112,7 +112,7 @@ impl EngineInner {
             (after.status, after.waits) = (StoredStatus::Running, Vec::new());
         }
         after.cancel = after.cancel.or(cancel.map(str::to_string));
-        let (part, _) = turn(self, part, id, Some(before), &mut after, None);
+        let (part, _) = with_record(self, part, id, Some(before), &mut after, None);
         (part, after)
     }
 
@@ -135,7 +135,7 @@ impl EngineInner {
             let left = self.leave_queue(id, before, rev, StoredStatus::Cancelled(reason.into()), tells_parent);
             return Box::pin(left).await.map(Some);
         }
-        let (part, after) = self.woken(self.at_record(id, Some(rev)), id, &before, Some(reason));
+        let (part, after) = self.running_again(self.at_record(id, Some(rev)), id, &before, Some(reason));
         let (engine, id) = (self.clone(), id.clone());
         Ok(Some(part.then(move |landing| {
             if let Some(run) = engine.resident(&id) {
@@ -152,7 +152,7 @@ impl EngineInner {
     async fn looking(self: &Arc<EngineInner>, id: &ExecutionId) -> Result<Part> {
         let (before, rev) = self.known(id).await?;
         let part = match before.status {
-            StoredStatus::Waiting => self.woken(self.at_record(id, Some(rev)), id, &before, None).0,
+            StoredStatus::Waiting => self.running_again(self.at_record(id, Some(rev)), id, &before, None).0,
             _ => self.node.for_execution(id),
         };
         let (engine, id) = (self.clone(), id.clone());

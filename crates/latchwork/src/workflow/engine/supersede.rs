@@ -121,7 +121,7 @@ impl EngineInner {
             let (input, labels) = (successor.input.clone(), successor.labels.clone());
             let begins_us = successor.begins_us;
             let mut after = Execution { input, labels, begins_us, ..before.clone() };
-            let (part, _) = crate::workflow::run::turn(self, part, id, Some(&before), &mut after, None);
+            let (part, _) = crate::workflow::run::with_record(self, part, id, Some(&before), &mut after, None);
             return Ok(self.send(part).await?.map_or(Marked::Refused, |_| Marked::Given));
         }
         let part = part.put(&self.kept(id).successor(), successor.encode());
@@ -132,7 +132,7 @@ impl EngineInner {
         if how == Supersede::Cancel {
             marked.cancel = marked.cancel.or(Some(REASON.into()));
         }
-        let (part, _) = crate::workflow::run::turn(self, part, id, Some(&before), &mut marked, None);
+        let (part, _) = crate::workflow::run::with_record(self, part, id, Some(&before), &mut marked, None);
         let (engine, id) = (self.clone(), id.clone());
         let part = part.then(move |landing| {
             if let Some(run) = engine.resident(&id) {

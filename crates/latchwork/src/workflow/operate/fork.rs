@@ -18,7 +18,7 @@ use crate::workflow::definition::Definition;
 use crate::workflow::engine::{Engine, EngineInner, check_name};
 use crate::workflow::journal::place::{BranchPath, Place};
 use crate::workflow::operate::history::{RecordedEntry, entries};
-use crate::workflow::run::{CALLED_OFF, turn};
+use crate::workflow::run::{CALLED_OFF, with_record};
 use crate::workflow::stored::kept::{ReviewRecord, Token};
 use crate::workflow::stored::keys::{journal_key, review_key};
 use crate::workflow::stored::record::{
@@ -391,7 +391,7 @@ async fn store(
         }
         let reason = "the fork is incomplete; terminate it and fork again".to_string();
         let mut parked = Execution { status: StoredStatus::Parked(reason), ..execution.clone() };
-        let (part, _) = turn(engine, engine.at_record(id, None), id, None, &mut parked, None);
+        let (part, _) = with_record(engine, engine.at_record(id, None), id, None, &mut parked, None);
         let rev = landed(engine, id, part).await?;
         for chunk in chunks {
             landed(engine, id, chunk.into_iter().fold(engine.at_record(id, Some(rev)), Part::write)).await?;
@@ -413,7 +413,7 @@ async fn store(
         };
         let part = last.iter().cloned().fold(engine.at_record(id, rev).and(admission), Part::write);
         let timer = first.timer_us.filter(|_| first.status == StoredStatus::Waiting);
-        let (part, _) = turn(engine, part, id, before.as_ref(), &mut first, None);
+        let (part, _) = with_record(engine, part, id, before.as_ref(), &mut first, None);
         let sent = engine.send(part).await?;
         if sent.is_some() {
             timer.into_iter().for_each(|timer| engine.timers.set(id, Timestamp(timer)));
@@ -432,7 +432,7 @@ async fn discard(engine: &Arc<EngineInner>, id: &ExecutionId, parked: Option<(&E
     let Some((parked, rev)) = parked else { return Ok(()) };
     let mut ended =
         Execution { status: StoredStatus::Cancelled("a limit has rejected the fork".into()), ..parked.clone() };
-    let (part, _) = turn(engine, engine.at_record(id, Some(rev)), id, Some(parked), &mut ended, None);
+    let (part, _) = with_record(engine, engine.at_record(id, Some(rev)), id, Some(parked), &mut ended, None);
     if engine.send(part).await?.is_some() {
         engine.purge(id).await?;
     }

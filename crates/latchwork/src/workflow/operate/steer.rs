@@ -16,7 +16,7 @@ use crate::workflow::engine::{Engine, EngineInner};
 use crate::workflow::operate::history::ExecutionState;
 use crate::workflow::operate::status;
 use crate::workflow::run::close::How;
-use crate::workflow::run::{OpInProgress, RECORD, Run, Stop, turn};
+use crate::workflow::run::{OpInProgress, RECORD, Run, Stop, with_record};
 use crate::workflow::stored::kept::MessageBody;
 use crate::workflow::stored::listed::{read_by_status, read_end};
 use crate::workflow::stored::record::{Execution, StoredStatus, Supersede, Wait, WaitsFor, failure_text};
@@ -107,7 +107,7 @@ impl Engine {
         let resumes = before.resumes + 1;
         let mut after = Execution { status: StoredStatus::Running, resumes, ..before.clone() };
         let part = self.inner.at_record(&id, Some(rev));
-        let (part, _) = turn(&self.inner, part, &id, Some(&before), &mut after, None);
+        let (part, _) = with_record(&self.inner, part, &id, Some(&before), &mut after, None);
         if !self.inner.perform(self.inner.waking(part, &id)).await? {
             return Err(WorkflowError::NotParked { id });
         }
@@ -355,7 +355,7 @@ impl EngineInner {
         let part = self.at_record(id, Some(rev)).check(RECORD, unchanged(requests));
         let part = part.check(RECORD, unchanged(self.kept(id).children()));
         let part = part.check(RECORD, unchanged(self.kept(id).reviews()));
-        let (part, due) = turn(self, part, id, Some(&before), &mut after, None);
+        let (part, due) = with_record(self, part, id, Some(&before), &mut after, None);
         let part = closing.parts.drain(..).fold(part, Part::and);
         if !self.perform(part).await? {
             return Ok(false);

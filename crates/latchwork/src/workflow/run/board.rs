@@ -207,7 +207,7 @@ impl Run {
             StoredStatus::Running if loads > 0 || boarded.is_first => Some(count),
             _ => None,
         };
-        (part, boarded.removal) = turn(&self.engine, part, &self.id, before, &mut after, note);
+        (part, boarded.removal) = with_record(&self.engine, part, &self.id, before, &mut after, note);
         let write = part.writes().len() - 1;
         let timer = before.and_then(|before| before.timer_us);
         if let Some(timer) = timer.filter(|_| loads > 0 && boarded.progress && timer == after.timer_us) {
@@ -385,7 +385,7 @@ impl EngineInner {
 
 /// Adds the change of an execution's record to a part, with everything that follows from the change. The write of the
 /// record is the last one. Returns when stored data of the execution is due for removal.
-pub(crate) fn turn(
+pub(crate) fn with_record(
     engine: &EngineInner,
     mut part: Part,
     id: &ExecutionId,

@@ -1,6 +1,7 @@
 //! One execution in memory. `RunState` holds its machines, each of which owns its fields: the record, the journal, the
-//! operations, the inbox, the guards, the published values, the reviews and the residency. `Run` passes each event to
-//! the machines that it concerns. The execution's own task drives it; callers from outside also use this interface.
+//! operations, the attempts, the inbox, the guards, the published values, what is stored beside the journal, and the
+//! residency. `Run` passes each event to the machines that it concerns. The execution's own task drives it; callers from
+//! outside also use this interface.
 
 mod beside;
 mod board;
@@ -44,7 +45,7 @@ use crate::workflow::stored::record::{Entry, Execution, StoredStatus, Wait};
 use crate::workflow::{Boxed, ExecutionId, Failure, Result, WorkflowError};
 
 pub(crate) use beside::MOST_BESIDE;
-pub(crate) use board::{Boarded, KEYED, OpEffect, RECORD, RefusalVerdict, turn};
+pub(crate) use board::{Boarded, KEYED, OpEffect, RECORD, RefusalVerdict, with_record};
 pub(crate) use branch::Branch;
 pub(crate) use decide::Todo;
 use inbox::Inbox;

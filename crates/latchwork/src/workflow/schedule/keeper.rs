@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
+use tokio::task::JoinSet;
 
 use super::decide::{Deed, decide, due};
 use super::plan::SchedulePlan;
@@ -21,8 +22,15 @@ use crate::workflow::engine::EngineInner;
 use crate::workflow::stored::record::{fetch, fetch_execution};
 use crate::workflow::{Result, WorkflowError};
 
-/// How many schedules are handled at once: their commits share syncs.
+/// How many schedules a task handles at once: their commits share syncs.
 const AT_ONCE: usize = 1024;
+
+/// How many tasks handle the schedules that are due together, and how few of them are not worth another task.
+const TASKS: usize = 4;
+const LEAST_SHARE: usize = 16;
+
+/// Whether a schedule was handled, and the notices of it that must still be deleted.
+type SeenTo = (bool, (String, Vec<Key>));
 
 /// How many commits are made for one schedule before other schedules get a turn.
 const MOST_COMMITS: usize = 64;
@@ -55,7 +63,7 @@ impl Keeper for FireSchedules {
         &engine.scheduling.alarms
     }
 
-    const BATCH: usize = AT_ONCE;
+    const BATCH: usize = TASKS * AT_ONCE;
 
     async fn ring(engine: &Arc<EngineInner>, due: Vec<Due>, damaged: Vec<Key>) -> bool {
         damaged.iter().for_each(|key| tracing::error!(%key, "an alarm of a schedule is damaged; it is skipped"));
@@ -65,13 +73,7 @@ impl Keeper for FireSchedules {
             let notices = schedules.entry(name.into()).or_default();
             notices.extend(is_notice.then_some(key));
         }
-        let seen_to = schedules.into_iter().map(|(name, notices)| async move {
-            match engine.see_to(&name, notices).await {
-                Ok(left) => (true, (name, left)),
-                Err(error) => (engine.is_lasting(&name, &error), (name, Vec::new())),
-            }
-        });
-        let seen_to: Vec<_> = stream::iter(seen_to).buffer_unordered(AT_ONCE).collect().await;
+        let seen_to = engine.see_to_all(schedules).await;
         let is_done = seen_to.iter().all(|(is_done, _)| *is_done);
         let left = seen_to.into_iter().map(|(_, left)| left).filter(|(_, notices)| !notices.is_empty()).collect();
         engine.forget(left).await && is_done
@@ -112,6 +114,34 @@ impl EngineInner {
         }
         tracing::error!(schedule = name, %error, "a schedule could not be handled");
         true
+    }
+
+    /// Does everything for schedules that are due: in several tasks, so that more than one processor works, each of which
+    /// handles many at once. Returns for each whether it was handled, and the notices that must still be deleted.
+    async fn see_to_all(self: &Arc<EngineInner>, schedules: BTreeMap<String, Vec<Key>>) -> Vec<SeenTo> {
+        let mut schedules: Vec<_> = schedules.into_iter().collect();
+        let share = schedules.len().div_ceil(TASKS).max(LEAST_SHARE);
+        let mut tasks = JoinSet::new();
+        while !schedules.is_empty() {
+            let (engine, share) = (self.clone(), schedules.split_off(schedules.len().saturating_sub(share)));
+            tasks.spawn(async move {
+                let seen_to = share.into_iter().map(|(name, notices)| engine.see_to_one(name, notices));
+                stream::iter(seen_to).buffer_unordered(AT_ONCE).collect::<Vec<_>>().await
+            });
+        }
+        let mut seen_to = Vec::new();
+        while let Some(share) = tasks.join_next().await {
+            // Schedules whose task has panicked ring again.
+            seen_to.extend(share.unwrap_or_else(|_| vec![(false, (String::new(), Vec::new()))]));
+        }
+        seen_to
+    }
+
+    async fn see_to_one(self: &Arc<EngineInner>, name: String, notices: Vec<Key>) -> SeenTo {
+        match self.see_to(&name, notices).await {
+            Ok(left) => (true, (name, left)),
+            Err(error) => (self.is_lasting(&name, &error), (name, Vec::new())),
+        }
     }
 
     /// Does everything for a schedule that is due. Returns the notices that must still be deleted.
