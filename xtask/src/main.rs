@@ -182,7 +182,7 @@ fn works(command: &mut Command) -> bool {
 
 fn test() -> Result<()> {
     install("cc", "gcc")?;
-    install_unless(|| server::binary("postgres").is_absolute(), "PostgreSQL", "postgresql")?;
+    install_postgres()?;
     // Style errors should not hide test failures.
     let tidy = tidy::check(&root());
     let words = if words::IS_ON { words::check(&root()) } else { Ok(()) };
@@ -213,6 +213,10 @@ fn test() -> Result<()> {
     drop(server);
     run("examples in documents", cargo(&["test", "--workspace", "--all-features", "--doc"]))?;
     tidy.and(words)
+}
+
+fn install_postgres() -> Result<()> {
+    install_unless(|| server::binary("postgres").is_absolute(), "PostgreSQL", "postgresql")
 }
 
 /// Makes sure that `program` is installed, by Debian's `package` if this process may install it.

@@ -10,30 +10,46 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
-use crate::{cargo, install, install_unless, root, works};
+use crate::server::Server as Postgres;
+use crate::{cargo, install, install_postgres, install_unless, root, works};
 
 /// The version of Restate's server; the lock file of `benches/peers` has those of crates.
 const RESTATE: &str = "1.7.12";
 
-/// An engine with settings: its name in the binary, its description, its settings, and the options of its server.
+/// The name of our engine.
+const OURS: &str = "latchwork";
+
+/// An engine with settings: its name in the binary, its description, its settings, and the server that it needs.
 struct Entrant {
     turn: &'static str,
     engine: &'static str,
     settings: &'static str,
-    server: Option<&'static [(&'static str, &'static str)]>,
+    server: Needs,
 }
 
-const ENTRANTS: [Entrant; 5] = [
-    Entrant { turn: "latchwork", engine: "latchwork", settings: "defaults", server: None },
-    Entrant { turn: "restate", engine: "Restate", settings: "defaults", server: Some(&[]) },
+/// The server that an engine needs. Each turn has a new one.
+enum Needs {
+    Nothing,
+    /// Restate's, with these options.
+    Restate(&'static [(&'static str, &'static str)]),
+    /// PostgreSQL with its default durability. The engine also takes these arguments.
+    Postgres(&'static [&'static str]),
+}
+
+const ENTRANTS: [Entrant; 8] = [
+    Entrant { turn: "latchwork", engine: OURS, settings: "files", server: Needs::Nothing },
+    Entrant { turn: "restate", engine: "Restate", settings: "defaults", server: Needs::Restate(&[]) },
     Entrant {
         turn: "restate",
         engine: "Restate",
         settings: "1 partition",
-        server: Some(&[("RESTATE_DEFAULT_NUM_PARTITIONS", "1")]),
+        server: Needs::Restate(&[("RESTATE_DEFAULT_NUM_PARTITIONS", "1")]),
     },
-    Entrant { turn: "duroxide", engine: "duroxide", settings: "full sync", server: None },
-    Entrant { turn: "duroxide-tuned", engine: "duroxide", settings: "full sync, 1 ms poll", server: None },
+    Entrant { turn: "duroxide", engine: "duroxide", settings: "full sync", server: Needs::Nothing },
+    Entrant { turn: "duroxide-tuned", engine: "duroxide", settings: "full sync, 1 ms poll", server: Needs::Nothing },
+    Entrant { turn: "latchwork-postgres", engine: OURS, settings: "PostgreSQL", server: Needs::Postgres(&[]) },
+    Entrant { turn: "dbos", engine: "dbos", settings: "10 connections", server: Needs::Postgres(&["10"]) },
+    Entrant { turn: "dbos", engine: "dbos", settings: "32 connections", server: Needs::Postgres(&["32"]) },
 ];
 
 /// A rate per second, and the number of workflows in flight that reached it.
@@ -60,6 +76,7 @@ pub(crate) fn bench(json: bool, quick: bool) -> Result<()> {
     let folder = target().join("peers");
     let scratch = Scratch::new(folder.join("run"))?;
     let server = install_restate(&folder)?;
+    install_postgres()?;
     let binary = build(&folder)?;
     let rounds = if quick { 1 } else { 3 };
     let mut turns: Vec<Vec<Value>> = ENTRANTS.iter().map(|_| Vec::new()).collect();
@@ -132,15 +149,22 @@ fn turn(entrant: &Entrant, scratch: &Scratch, binary: &Path, server: &Path, quic
     command.arg(entrant.turn).arg(&data).stdin(Stdio::null()).env("RUST_BACKTRACE", "0");
     let log = scratch.0.join("log");
     command.stderr(File::create(&log)?);
-    let server = entrant.server.map(|settings| Server::start(server, &scratch.0, settings)).transpose()?;
-    if let Some(server) = &server {
-        command.args([&server.ingress, &server.admin]);
+    let (mut restate, mut postgres) = (None, None);
+    match entrant.server {
+        Needs::Nothing => {}
+        Needs::Restate(settings) => {
+            let server = restate.insert(Server::start(server, &scratch.0, settings)?);
+            command.args([&server.ingress, &server.admin]);
+        }
+        Needs::Postgres(arguments) => {
+            command.arg(postgres.insert(Postgres::start_own()).home()).args(arguments);
+        }
     }
     if quick {
         command.arg("--quick");
     }
     let output = command.output().with_context(|| format!("{} cannot be started", binary.display()))?;
-    drop(server);
+    drop((restate, postgres));
     if !output.status.success() {
         let said = std::fs::read_to_string(&log).unwrap_or_default();
         let server = std::fs::read_to_string(scratch.0.join("server.log")).unwrap_or_default();
@@ -229,7 +253,7 @@ impl Drop for Server {
 
 fn row(entrant: &'static Entrant, turns: &[Value], lock: &str) -> Result<Row> {
     let version = match entrant.engine {
-        "latchwork" => env!("CARGO_PKG_VERSION").to_string(),
+        OURS => env!("CARGO_PKG_VERSION").to_string(),
         "Restate" => format!("{RESTATE}, SDK {}", locked(lock, "restate-sdk")?),
         _ => locked(lock, entrant.engine)?,
     };
@@ -267,16 +291,23 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Ours against the best of the others: name, value, the other's value, unit, and the target.
+/// Ours against the best of the others, and in PostgreSQL against the others there: name, value, the other's value,
+/// unit, and the target.
 fn ratios(rows: &[Row]) -> Vec<(&'static str, f64, f64, &'static str, &'static str)> {
-    let Some((ours, peers)) = rows.split_first() else { return Vec::new() };
-    let least = |value: fn(&Row) -> f64| peers.iter().map(value).fold(f64::INFINITY, f64::min);
-    let most = |value: fn(&Row) -> f64| peers.iter().map(value).fold(0.0, f64::max);
+    let is_ours = |row: &&Row| row.entrant.engine == OURS;
+    let in_postgres = |row: &&Row| matches!(row.entrant.server, Needs::Postgres(_));
+    let peers: Vec<&Row> = rows.iter().filter(|row| !is_ours(row)).collect();
+    let Some(ours) = rows.iter().find(is_ours) else { return Vec::new() };
+    let Some(ours_there) = rows.iter().filter(is_ours).find(in_postgres) else { return Vec::new() };
+    let least = |value: fn(&Row) -> f64| peers.iter().map(|row| value(row)).fold(f64::INFINITY, f64::min);
+    let most = |value: fn(&Row) -> f64| peers.iter().map(|row| value(row)).fold(0.0, f64::max);
+    let most_there = peers.iter().copied().filter(in_postgres).map(|row| row.steps.rate).fold(0.0, f64::max);
     vec![
         ("peers.latency.step", ours.step_us, least(|row| row.step_us), "µs", "≤ 0.33"),
         ("peers.latency.workflow", ours.workflow_us, least(|row| row.workflow_us), "µs", "≤ 0.33"),
         ("peers.steps", ours.steps.rate, most(|row| row.steps.rate), "steps/s", "≥ 10"),
         ("peers.starts", ours.starts.rate, most(|row| row.starts.rate), "workflows/s", "≥ 6"),
+        ("postgres.steps", ours_there.steps.rate, most_there, "steps/s", "≥ 5"),
     ]
 }
 

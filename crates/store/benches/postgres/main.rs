@@ -41,6 +41,11 @@ impl Bench {
         })
     }
 
+    /// Runs a caller as a task of the runtime, as those of users are: only a task is on a thread that polls sockets.
+    fn in_task<T: Send + 'static>(&self, caller: impl Future<Output = T> + Send + 'static) -> T {
+        self.runtime.block_on(self.runtime.spawn(caller)).expect("the caller ends")
+    }
+
     /// How many rounds are measured, and how long each takes, in seconds.
     fn rounds(&self) -> (usize, u64) {
         if self.report.quick { (1, 1) } else { (5, 4) }

@@ -1,5 +1,7 @@
-//! Point reads of one caller: through a view that is open, and through a new view for each read.
+//! Point reads of one caller, a task: through a view that is open, through a new view for each read, and without the
+//! store by the client that it uses.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use latchwork_store::{Commit, Key, Store};
@@ -21,22 +23,28 @@ pub(crate) fn reads(bench: &Bench) {
         floor::connect(bench).await.batch_execute("VACUUM ANALYZE").await.expect("it is clean");
     });
     let (rounds, seconds) = bench.rounds();
-    let (mut open, mut fresh, mut theirs) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut open, mut fresh, mut client, mut theirs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (keys, time) = (Arc::new(keys), Duration::from_secs(seconds));
+    let reads = |each| bench.in_task(read_for(store.clone(), keys.clone(), each, time));
     for _ in 0..rounds {
         theirs.push(floor::select(bench, seconds).latency_us);
-        open.push(bench.runtime.block_on(read_for(&store, &keys, usize::MAX, Duration::from_secs(seconds))));
-        fresh.push(bench.runtime.block_on(read_for(&store, &keys, 1, Duration::from_secs(seconds))));
+        open.push(reads(usize::MAX));
+        fresh.push(reads(1));
+        let connected = bench.runtime.block_on(floor::connect(bench));
+        client.push(bench.in_task(select_for(connected, time)));
     }
     let floor = median(theirs);
     let value = median(open);
     bench.report.add(Figure { name: "postgres.read", value, unit: "µs", floor, target: "≤ 1.5" });
     let value = median(fresh);
     bench.report.add(Figure { name: "postgres.read.fresh", value, unit: "µs", floor, target: "report" });
+    let value = median(client);
+    bench.report.add(Figure { name: "postgres.read.client", value, unit: "µs", floor, target: "report" });
     bench.runtime.block_on(store.close()).expect("it closes");
 }
 
 /// Reads random keys for so long, `each` of them through one view. Gives the average time of a read.
-async fn read_for(store: &Store, keys: &[Key], each: usize, time: Duration) -> f64 {
+async fn read_for(store: Store, keys: Arc<Vec<Key>>, each: usize, time: Duration) -> f64 {
     let mut random = fastrand::Rng::with_seed(1);
     let (began, mut made) = (Instant::now(), 0_u64);
     let mut view = store.view().await.expect("a view");
@@ -47,6 +55,20 @@ async fn read_for(store: &Store, keys: &[Key], each: usize, time: Duration) -> f
         }
         assert!(view.get(&keys[random.usize(..keys.len())]).await.expect("a read").is_some());
         left -= 1;
+        made += 1;
+    }
+    began.elapsed().as_secs_f64() * 1e6 / made as f64
+}
+
+/// Reads random rows of the floor's table for so long, with a statement that is prepared. Gives the average time.
+async fn select_for(client: tokio_postgres::Client, time: Duration) -> f64 {
+    let mut random = fastrand::Rng::with_seed(1);
+    let select = client.prepare("SELECT value FROM kept WHERE id = $1").await.expect("a statement");
+    let (began, mut made) = (Instant::now(), 0_u64);
+    while began.elapsed() < time {
+        let id = random.i64(1..=floor::ROWS as i64);
+        let row = client.query_one(&select, &[&id]).await.expect("a row");
+        assert_eq!(row.get::<_, &str>(0).len(), VALUE_BYTES);
         made += 1;
     }
     began.elapsed().as_secs_f64() * 1e6 / made as f64

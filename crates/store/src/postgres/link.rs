@@ -11,6 +11,7 @@ use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{CancelToken, Client, Config, Connection, Row, Socket, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
+use crate::postgres::drive::Driver;
 use crate::postgres::schema::Sql;
 use crate::{ServerFault, StoreError};
 
@@ -60,27 +61,30 @@ pub(super) struct Link {
     /// By the address of the statement. Empty behind a pooler: there, prepared statements would belong to connections
     /// that are not ours. A statement that is not here is sent with its text.
     prepared: HashMap<usize, Statement>,
+    driver: Arc<Driver>,
 }
 
 pub(super) type Param<'a> = &'a (dyn ToSql + Sync);
 
 impl Link {
-    /// Opens a connection, which a task of the present runtime serves, and prepares statements on it.
+    /// Opens a connection, which a task of the present runtime polls, and prepares statements on it.
     pub(super) async fn open(address: &Address, statements: &[&Sql]) -> Result<Link, StoreError> {
         let (client, connection) = address.connect().await?;
-        tokio::spawn(async move {
-            // The client gets the errors of its connection.
-            let _ = connection.await;
-        });
+        let driver = Driver::start(connection);
         // All in one round trip.
         let prepared = try_join_all(statements.iter().map(|sql| client.prepare_typed(&sql.text, sql.types))).await;
         let prepared = prepared.map_err(|error| failed("prepare a statement on", &error))?;
         let prepared = statements.iter().map(|sql| place(sql)).zip(prepared).collect();
-        Ok(Link { client, prepared })
+        Ok(Link { client, prepared, driver })
     }
 
     pub(super) fn is_closed(&self) -> bool {
         self.client.is_closed()
+    }
+
+    /// Whether no caller waits for an answer on it, and the server has nothing left to do for one that has gone.
+    pub(super) fn is_idle(&self) -> bool {
+        self.driver.is_idle()
     }
 
     /// The connection itself, for statements of the user's own.
@@ -90,6 +94,12 @@ impl Link {
 
     pub(super) fn cancel_token(&self) -> CancelToken {
         self.client.cancel_token()
+    }
+
+    /// Does work with this connection, and polls the connection meanwhile: its answers need no other task. Statements
+    /// of the work that are polled together are still sent together.
+    pub(super) async fn drive<T>(&self, work: impl Future<Output = T>) -> T {
+        self.driver.drive(work).await
     }
 
     /// Runs a statement. It is sent in the first poll.

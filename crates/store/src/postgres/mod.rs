@@ -2,6 +2,7 @@
 //! has one writer, some connections for reads, and one that listens for commits of others.
 
 mod address;
+mod drive;
 mod link;
 mod options;
 mod outbox;

@@ -66,7 +66,7 @@ impl Postgres {
     /// Runs a statement that tells whether it has changed something. After a lost answer that is not known.
     async fn change(&self, sql: &Sql, id: Uuid) -> Result<bool> {
         let link = self.shared.in_time(self.shared.reader(0)).await??;
-        let changed = self.shared.in_time(link.query(sql, &[&id])).await?;
+        let changed = self.shared.in_time(link.drive(link.query(sql, &[&id]))).await?;
         changed.map(|rows| !rows.is_empty()).map_err(|error| failed("use the outbox in", &error))
     }
 

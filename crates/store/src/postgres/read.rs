@@ -1,6 +1,6 @@
-//! Reading: versions of keys, ranges and commits at a generation. Each read is one round trip. The floor is read with
-//! what it guards or after it: floors only rise, so what was found is whole if the generation is not below the floor
-//! then.
+//! Reading: versions of keys, ranges and commits at a generation. A read is one round trip, and a second one for a key
+//! that was written after the generation. The floor is read with what it guards or after it: floors only rise, so what
+//! was found is whole if the generation is not below the floor then.
 
 use std::collections::BTreeMap;
 
@@ -57,17 +57,29 @@ impl Shared {
         Ok(rows)
     }
 
-    /// One statement reads the version and the floor: it sees both as they were at one moment.
+    /// One statement reads the newest version and the floor, as both were at one moment. That is one round trip, unless
+    /// the key was written after the generation. A key without a newest version has no visible one: the newest is
+    /// forgotten only below the floor, and what was overwritten before that ends there.
     pub(super) async fn get(&self, key: &Key, at: Generation) -> Result<Option<Version>> {
         let (asked, space) = (signed(at), i64::from(key.space().0));
-        let rows = self.ask(&self.sql.get, &[&key.encoded(), &asked, &space]).await?;
+        let rows = self.ask(&self.sql.newest, &[&key.encoded(), &asked, &space]).await?;
         let row = rows.first().ok_or_else(|| StoreError::corrupt("a point read", "it has no row"))?;
-        if let Some(floor) = row.get::<_, Option<i64>>(5) {
+        if let Some(floor) = row.get::<_, Option<i64>>(4) {
             self.learn_floor(key.space(), Generation(floor as u64));
         }
         self.check(key.space(), at)?;
-        let is_there = row.get::<_, Option<&[u8]>>(0).is_some();
-        is_there.then(|| version_of(row).map(|(_, version)| version)).transpose()
+        let Some(rev) = row.get::<_, Option<i64>>(0) else { return Ok(None) };
+        let generation: i64 = row.get(1);
+        if generation > asked {
+            let rows = self.read(key.space(), at, &self.sql.overwritten, &[&key.encoded(), &asked]).await?;
+            return rows.first().map(|row| version_of(row).map(|(_, version)| version)).transpose();
+        }
+        Ok(Some(Version {
+            rev: Rev(rev as u64),
+            generation: Generation(generation as u64),
+            time: Timestamp(row.get::<_, i64>(2) as u64),
+            value: row.get::<_, Option<&[u8]>>(3).map(Bytes::copy_from_slice),
+        }))
     }
 
     pub(super) async fn scan(&self, scan: Scan, at: Generation) -> Result<Vec<(Key, Version)>> {

@@ -20,11 +20,14 @@ impl Shared {
         F: Fn(Arc<Link>) -> Fut,
         Fut: Future<Output = Answered<T>>,
     {
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed) % self.readers.len();
+        let turn = self.next_reader();
         let mut is_last = self.is_frozen;
         loop {
-            let link = self.in_time(self.reader(turn)).await??;
-            let error = match self.in_time(run(link.clone())).await {
+            let link = match self.open_reader(turn) {
+                Some(link) => link,
+                None => self.in_time(self.reader(turn)).await??,
+            };
+            let error = match self.in_time(link.drive(run(link.clone()))).await {
                 Ok(Err(error)) if is_lost(&error) => error,
                 Ok(answered) => return Ok(answered),
                 Err(silent) => {
@@ -38,6 +41,18 @@ impl Shared {
             }
             is_last = true;
         }
+    }
+
+    /// The first connection that is idle: a caller that is alone uses the same one again, whose process the server's
+    /// machine still has at hand. Otherwise one that is not open yet; callers take turns where there is none.
+    fn next_reader(&self) -> usize {
+        let first = |fits: fn(Option<&Arc<Link>>) -> bool| {
+            let fits = |turn: &usize| self.readers[*turn].try_lock().is_ok_and(|reader| fits(reader.as_ref()));
+            (0..self.readers.len()).find(fits)
+        };
+        let idle = first(|link| link.is_some_and(|link| link.is_idle()));
+        let idle = idle.or_else(|| first(|link| link.is_none_or(|link| link.is_closed())));
+        idle.unwrap_or_else(|| self.turn.fetch_add(1, Ordering::Relaxed) % self.readers.len())
     }
 
     /// Runs one statement that only reads.
@@ -54,6 +69,15 @@ impl Shared {
         }
     }
 
+    /// The connection, if it is open and no caller opens or replaces it at this moment.
+    fn open_reader(&self, turn: usize) -> Option<Arc<Link>> {
+        if self.is_closed() {
+            return None;
+        }
+        let reader = self.readers[turn].try_lock().ok()?;
+        reader.as_ref().filter(|link| !link.is_closed()).cloned()
+    }
+
     pub(super) async fn reader(&self, turn: usize) -> Result<Arc<Link>> {
         if self.is_closed() {
             return Err(StoreError::Closed);
@@ -67,7 +91,8 @@ impl Shared {
             }
             _ => {
                 let sql = &self.sql;
-                let often = [&sql.head, &sql.get, &sql.floor, &sql.scan_up, &sql.scan_down, &sql.touched, &sql.changed];
+                let often =
+                    [&sql.head, &sql.newest, &sql.floor, &sql.scan_up, &sql.scan_down, &sql.touched, &sql.changed];
                 let link = Link::open(&self.address, if self.is_pooled { &[] } else { &often }).await?;
                 Ok(reader.insert(Arc::new(link)).clone())
             }

@@ -22,11 +22,11 @@ use crate::{Generation, History, Key, Range, Result, SpaceId, StoreError, Timest
 const SLICE: i64 = 2000;
 
 /// How many commits are made at the most before the clean-up looks again.
-const OFTEN: u64 = 5000;
+const OFTEN: u64 = 2000;
 
 /// So many forgotten commits, and this part of what the tables hold, are vacuumed. Autovacuum looks once a minute:
 /// under load, the tables would grow by all that is written in that time.
-const VACUUMED: (u64, f64) = (10_000, 0.2);
+const VACUUMED: (u64, f64) = (3000, 0.2);
 
 /// Writers are not blocked: the ends of the tables, which a lock would be needed for, are left.
 const VACUUM: &str = "VACUUM (SKIP_LOCKED, TRUNCATE false, PARALLEL 0)";

@@ -100,16 +100,16 @@ statements! {
         "SELECT gen_random_uuid()";
     head() =
         "SELECT generation, declared FROM {s}.head";
-    /// One row: the version, or none, and the floor of the space, if it has one.
-    get(BYTEA, INT8, INT8) =
-        "SELECT v.key, v.rev, v.generation, v.time_us, v.value,
+    /// One row: the newest version, or none, and the floor of the space, if it has one. The value of a version above
+    /// the generation is left out.
+    newest(BYTEA, INT8, INT8) =
+        "SELECT c.rev, c.generation, c.time_us, CASE WHEN c.generation <= $2 THEN c.value END,
            (SELECT generation FROM {s}.floors WHERE space = $3)
-         FROM (SELECT 1) AS one LEFT JOIN (
-           (SELECT key, rev, generation, time_us, value FROM {s}.current WHERE key = $1 AND generation <= $2)
-           UNION ALL
-           (SELECT key, rev, generation, time_us, value FROM {s}.past
-             WHERE key = $1 AND generation <= $2 AND until > $2)
-           LIMIT 1) AS v ON true";
+         FROM (SELECT 1) AS one LEFT JOIN {s}.current AS c ON c.key = $1";
+    /// The version that was overwritten after a generation.
+    overwritten(BYTEA, INT8) =
+        "SELECT key, rev, generation, time_us, value FROM {s}.past
+         WHERE key = $1 AND generation <= $2 AND until > $2";
     floor(INT8) =
         "SELECT generation FROM {s}.floors WHERE space = $1";
     scan_up(BYTEA, BYTEA, INT8, INT8, BOOL) =

@@ -232,20 +232,21 @@ impl Writer {
         let (shared, id, number) = (self.shared.clone(), self.id, self.number);
         let link = self.link().await?;
         let (begin, lock) = (link.run(BEGIN), link.query(&shared.sql.lock_head, &[]));
-        let (mut facts, time, declared) = match shared.in_time(gather(&shared, link, group, (begin, lock))).await {
-            Ok(Ok(facts)) => facts,
-            Ok(Err(trouble)) => {
-                self.link = None;
-                return Err(trouble);
-            }
-            Err(error) => {
-                self.link = None;
-                return Err(Trouble::Failed(error));
-            }
-        };
+        let (mut facts, time, declared) =
+            match shared.in_time(link.drive(gather(&shared, link, group, (begin, lock)))).await {
+                Ok(Ok(facts)) => facts,
+                Ok(Err(trouble)) => {
+                    self.link = None;
+                    return Err(trouble);
+                }
+                Err(error) => {
+                    self.link = None;
+                    return Err(Trouble::Failed(error));
+                }
+            };
         let decided = decide(&shared, group, &mut facts, time, declared);
         if decided.applied.is_empty() {
-            let ended = shared.in_time(link.run("COMMIT")).await;
+            let ended = shared.in_time(link.drive(link.run("COMMIT"))).await;
             let ended = ended.and_then(|ended| ended.map_err(|error| failed("read from", &error)));
             return match ended {
                 Ok(()) => Ok(Some(decided)),
@@ -255,7 +256,7 @@ impl Writer {
                 }
             };
         }
-        match shared.in_time(write(&shared, link, &decided, (id, number))).await {
+        match shared.in_time(link.drive(write(&shared, link, &decided, (id, number)))).await {
             Ok(Ok(())) => Ok(Some(decided)),
             Ok(Err(error)) if is_refusal(&error) => {
                 self.link = None;
@@ -455,10 +456,12 @@ pub(super) async fn write(
             let columns = (change.rev.0 as i64, generation, time, change.value.as_deref());
             match newest.insert(key, columns) {
                 Some(before) => between.push(key, before, generation),
-                None => {
+                None if change.rev.0 > 1 => {
                     old.push(key);
                     old_until.push(generation);
                 }
+                // Nothing is stored under the key.
+                None => {}
             }
             put_string(touched.entry(change.key.space()).or_default(), key);
         }
@@ -481,12 +484,17 @@ pub(super) async fn write(
         }
         Ok(())
     };
+    let replaced = async {
+        if !old.is_empty() {
+            link.query(&sql.keep_old, &[&old, &old_until]).await?;
+        }
+        Ok(())
+    };
     let Versions { keys: all, revs, generations: made, times: at, values, .. } = &present;
     let written = async {
-        let (old, put): ([Param<'_>; 2], [Param<'_>; 5]) = ([&old, &old_until], [all, revs, made, at, values]);
+        let put: [Param<'_>; 5] = [all, revs, made, at, values];
         let touch: [Param<'_>; 5] = [&spaces, &generations, &times, &metas, &keys];
-        let (old, put) = (link.query(&sql.keep_old, &old), link.query(&sql.put, &put));
-        try_join(try_join3(old, kept, put), link.query(&sql.touch, &touch)).await
+        try_join(try_join3(replaced, kept, link.query(&sql.put, &put)), link.query(&sql.touch, &touch)).await
     };
     let ended = async {
         let head: [Param<'_>; 3] = [&generation, &time, &decided.declared];

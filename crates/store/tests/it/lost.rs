@@ -4,6 +4,10 @@
 // A server takes its own time.
 #![allow(clippy::disallowed_methods)]
 
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -31,10 +35,17 @@ async fn reads_go_on_when_their_connections_are_lost() {
     let (key, all) = (space.key("k"), space.all());
     let first = store.commit(Commit::new().put(&key, "1")).await.unwrap().applied().unwrap();
     let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = $1";
+    let open = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1";
     for round in 0..30 {
-        // Each connection for reads is opened again before it is lost.
-        for _ in 0..4 {
-            store.generation().await.unwrap();
+        // Each connection for reads is opened again before it is lost: callers that come together use several.
+        while admin.query_one(open, &[&name]).await.unwrap().get::<_, i64>(0) < 4 {
+            let callers: tokio::task::JoinSet<_> = (0..16)
+                .map(|_| {
+                    let store = store.clone();
+                    async move { store.generation().await.unwrap() }
+                })
+                .collect();
+            callers.join_all().await;
         }
         let view = store.view().await.unwrap();
         let ended = admin.query_one(end, &[&name]).await.unwrap().get::<_, i64>(0);
@@ -70,6 +81,129 @@ async fn a_server_that_says_nothing_holds_no_read_for_longer_than_the_patience()
     }
     wire.be_silent(false);
     assert_eq!(view.get(&key).await.unwrap().unwrap().value, "1");
+}
+
+/// A store with one connection for reads, and ten keys that were overwritten once.
+async fn with_one_connection(schema: &str) -> (Server, Store, View, Vec<Key>) {
+    let server = Server::start();
+    let store = options(schema).connections(1).connect(&server.url).await.unwrap();
+    let space = store.space(SpaceSpec::new("a").history(History::Forever)).await.unwrap();
+    let keys: Vec<Key> = (0..10).map(|number| space.key(format!("{number}"))).collect();
+    let put = |value: &'static str| keys.iter().fold(Commit::new(), |commit, key| commit.put(key, value));
+    store.commit(put("old")).await.unwrap().applied().unwrap();
+    let view = store.view().await.unwrap();
+    store.commit(put("new")).await.unwrap().applied().unwrap();
+    (server, store, view, keys)
+}
+
+/// A caller that waits for an answer polls the connection. It must not be needed for the answers of others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_read_that_is_not_polled_holds_up_no_other_read() {
+    let (_server, store, old, keys) = with_one_connection("held").await;
+    let (view, mut rounds) = (store.view().await.unwrap(), 0);
+    for round in 0..200 {
+        let (key, is_held_again) = (keys[round % keys.len()].clone(), round % 2 == 0);
+        let mut held = pin!(view.get(&key));
+        // The server may be so fast that it is ready at once.
+        if poll_fn(|context| Poll::Ready(held.as_mut().poll(context))).await.is_ready() {
+            continue;
+        }
+        rounds += 1;
+        let (store, other) = (store.clone(), keys[0].clone());
+        let others = tokio::spawn(async move {
+            let view = store.view().await.unwrap();
+            assert_eq!(view.get(&other).await.unwrap().unwrap().value, "new");
+        });
+        if is_held_again {
+            // It may be ready by now.
+            let polled = poll_fn(|context| Poll::Ready(held.as_mut().poll(context))).await;
+            tokio::time::timeout(Duration::from_secs(10), others).await.expect("it is not held up").unwrap();
+            if polled.is_pending() {
+                assert_eq!(held.await.unwrap().unwrap().value, "new");
+            }
+        } else {
+            tokio::time::timeout(Duration::from_secs(10), others).await.expect("it is not held up").unwrap();
+        }
+    }
+    assert!(rounds >= 20, "{rounds} reads were held");
+    assert_eq!(old.get(&keys[3]).await.unwrap().unwrap().value, "old");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reads_that_are_dropped_at_any_moment_hold_up_no_other_read() {
+    let (_server, store, old, keys) = with_one_connection("dropped").await;
+    let old = Arc::new(old);
+    let mut callers = tokio::task::JoinSet::new();
+    for caller in 0..8 {
+        let (store, old, keys, mut random) =
+            (store.clone(), old.clone(), keys.clone(), fastrand::Rng::with_seed(caller));
+        callers.spawn(async move {
+            for _ in 0..300 {
+                let key = random.choice(&keys).unwrap();
+                let new = store.view().await.unwrap();
+                let (view, wanted) = if random.bool() { (&*old, "old") } else { (&new, "new") };
+                let most = Duration::from_micros(random.u64(1..2000));
+                match random.bool() {
+                    true => assert_eq!(view.get(key).await.unwrap().unwrap().value, wanted),
+                    false => drop(tokio::time::timeout(most, view.get(key)).await),
+                }
+                // Now and then the connection rests, and is used by one caller alone.
+                if random.u8(..) < 8 {
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+            }
+        });
+    }
+    let done = async { while callers.join_next().await.transpose().unwrap().is_some() {} };
+    tokio::time::timeout(Duration::from_secs(60), done).await.expect("no read is held up");
+}
+
+/// The server still works for a caller that has gone. The next ones do not wait for that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_read_that_was_given_up_holds_up_no_later_read() {
+    let server = Server::start();
+    let store = options("given_up").connections(2).connect(&server.url).await.unwrap();
+    let (space, postgres) = (store.space(SpaceSpec::new("a")).await.unwrap(), store.postgres().unwrap());
+    let key = space.key("k");
+    store.commit(Commit::new().put(&key, "1")).await.unwrap().applied().unwrap();
+    let slow = postgres.query("SELECT pg_sleep(30)", &[]);
+    tokio::time::timeout(Duration::from_millis(200), slow).await.expect_err("it takes long");
+    for _ in 0..10 {
+        let read = async { store.view().await.unwrap().get(&key).await.unwrap() };
+        let item = tokio::time::timeout(Duration::from_secs(10), read).await.expect("it waits for no other read");
+        assert_eq!(item.unwrap().value, "1");
+    }
+}
+
+/// A caller that has polled a connection itself gives it back: the task that stays then sees that the store is gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_is_gone_leaves_no_connection_behind() {
+    let (server, name) = (Server::start(), format!("left_{}", std::process::id()));
+    let admin = admin(&server).await;
+    let open = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1";
+    let url = format!("{} application_name={name}", server.url);
+    let store = options("left").connections(4).connect(&url).await.unwrap();
+    let space = store.space(SpaceSpec::new("a")).await.unwrap();
+    let key = space.key("k");
+    let callers: tokio::task::JoinSet<_> = (0..16)
+        .map(|_| {
+            let (store, key) = (store.clone(), key.clone());
+            async move { store.view().await.unwrap().get(&key).await.unwrap() }
+        })
+        .collect();
+    callers.join_all().await;
+    // Each is the last and only caller of its connection.
+    store.commit(Commit::new().put(&key, "1")).await.unwrap().applied().unwrap();
+    assert_eq!(store.view().await.unwrap().get(&key).await.unwrap().unwrap().value, "1");
+    assert!(admin.query_one(open, &[&name]).await.unwrap().get::<_, i64>(0) >= 3, "it has connections");
+    store.close().await.unwrap();
+    drop((store, space));
+    let ended = async {
+        while admin.query_one(open, &[&name]).await.unwrap().get::<_, i64>(0) > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), ended).await.expect("all connections end");
 }
 
 /// The function that notifies is replaced by one that only counts.

@@ -129,6 +129,34 @@ async fn no_sql_is_lost_or_doubled_when_connections_are_cut() {
     println!("{total} transactions, {again} rolled back, {} connections cut", wire.cuts());
 }
 
+/// The user's SQL runs before any row of the store is locked.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sql_that_takes_its_time_holds_up_no_commit() {
+    let server = Server::start();
+    let (client, table) = table(&server, "slow").await;
+    let store = options("slow_sql").connect(&server.url).await.unwrap();
+    let space = store.space(SpaceSpec::new("work")).await.unwrap();
+    let key = |number: usize| space.key(format!("{number}"));
+    let own = begin(&store).await;
+    own.tx().execute(&format!("INSERT INTO {table} VALUES (1)"), &[]).await.unwrap();
+    let pid: i32 = own.tx().query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
+    let locks = "SELECT count(*) FROM pg_locks AS l JOIN pg_class AS c ON c.oid = l.relation
+                 JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE l.pid = $1 AND n.nspname = $2";
+    let schema = store.postgres().unwrap().schema().to_string();
+    assert_eq!(client.query_one(locks, &[&pid, &schema]).await.unwrap().get::<_, i64>(0), 0);
+    assert!(client.query_one(locks, &[&pid, &"public"]).await.unwrap().get::<_, i64>(0) > 0, "its own table is locked");
+    let mut last = None;
+    for number in 0..20 {
+        let commit = store.commit(Commit::new().absent(&key(number)).put(&key(number), "1"));
+        let outcome = tokio::time::timeout(Duration::from_secs(10), commit).await.expect("it waits for no SQL");
+        last = Some(outcome.unwrap().applied().unwrap().generation);
+    }
+    let commit = Commit::new().absent(&key(20)).put(&key(20), "1");
+    let SqlEnded::Applied(receipt) = own.commit(commit).await.unwrap() else { panic!("it lands") };
+    assert_eq!(Some(receipt.generation), last.map(Generation::next), "it takes its generation when it lands");
+    assert_eq!(count(&client, &table).await.0, 1);
+}
+
 /// Tables of the first version are brought up to date.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_of_an_older_program_gets_its_outbox() {

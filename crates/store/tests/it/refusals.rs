@@ -218,6 +218,56 @@ async fn without_a_free_connection_commits_wait_and_then_fail() {
     assert!(patient.await.unwrap().unwrap().is_applied());
 }
 
+/// The user's own transaction meets the same: neither its SQL nor the commit lands.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_refused_to_the_users_sql_is_named_and_nothing_of_it_lands() {
+    let server = Server::start();
+    let (admin, role, table) = (admin(&server.url).await, schema("user"), format!("public.{}", schema("rows")));
+    let create = format!(
+        "CREATE ROLE {role} LOGIN; GRANT ALL ON DATABASE postgres TO {role}; CREATE TABLE {table} (n bigint);
+         GRANT SELECT ON {table} TO {role}"
+    );
+    admin.batch_execute(&create).await.unwrap();
+    let hasty = format!("{} options='-c statement_timeout=1000'", as_role(&server, &role));
+    let store = options("refused").connect(&hasty).await.unwrap();
+    let space = store.space(SpaceSpec::new("a")).await.unwrap();
+    let insert = format!("INSERT INTO {table} VALUES (1)");
+    let (key, before) = (space.key("k"), store.generation().await.unwrap());
+    let commit = || Commit::new().absent(&key).put(&key, "1");
+    let begin = async || store.postgres().unwrap().begin().await;
+
+    // A right that is missing. An ignored error does not commit the rest.
+    let own = begin().await.unwrap();
+    let refused = own.tx().execute(&insert, &[]).await.unwrap_err();
+    assert!(refused.to_string().contains("permission denied for table") && !refused.runs_again(), "{refused}");
+    assert!(matches!(own.commit(commit()).await.unwrap(), SqlEnded::RolledBack(_)));
+    admin.batch_execute(&format!("GRANT INSERT ON {table} TO {role}")).await.unwrap();
+
+    // A time limit of the role ends the SQL, or the commit that waits for another one.
+    let own = begin().await.unwrap();
+    let slow = own.tx().execute("SELECT pg_sleep(60)", &[]).await.unwrap_err();
+    assert!(slow.to_string().contains("statement timeout"), "{slow}");
+    own.roll_back().await;
+    let own = begin().await.unwrap();
+    own.tx().execute(&insert, &[]).await.unwrap();
+    admin.batch_execute(&format!("BEGIN; SELECT 1 FROM {}.head FOR UPDATE", schema("refused"))).await.unwrap();
+    let SqlEnded::RolledBack(slow) = own.commit(commit()).await.unwrap() else { panic!("it is too slow") };
+    assert!(slow.to_string().contains("statement timeout"), "{slow}");
+    admin.batch_execute("COMMIT").await.unwrap();
+
+    // No connection is free for the second transaction. The first one goes on.
+    let own = begin().await.unwrap();
+    own.tx().execute(&insert, &[]).await.unwrap();
+    admin.batch_execute(&format!("ALTER ROLE {role} CONNECTION LIMIT 0")).await.unwrap();
+    let (found, said) = fault(begin().await);
+    assert!(found == ServerFault::NoResources && said.contains("fewer connections"), "{said}");
+    let view = store.view().await.unwrap();
+    assert!(view.get(&key).await.unwrap().is_none() && view.generation() == before, "nothing has landed");
+    assert!(matches!(own.commit(commit()).await.unwrap(), SqlEnded::Applied(_)));
+    let rows = admin.query_one(&format!("SELECT count(*) FROM {table}"), &[]).await.unwrap();
+    assert_eq!(rows.get::<_, i64>(0), 1, "only the SQL of the commit that has landed");
+}
+
 #[tokio::test]
 async fn a_name_that_is_no_plain_schema_is_refused_before_anything_is_sent() {
     for name in ["a\"b", "a'b", "a;drop schema public cascade", "a b", "a.b", "pg_x", "", "Größe", "a--", "a\0", "a\\"]

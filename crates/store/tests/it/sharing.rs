@@ -24,6 +24,26 @@ async fn admin(server: &Server) -> tokio_postgres::Client {
     client
 }
 
+/// Processes that start together on a new database: one creates the tables, the others find them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_schema_that_many_open_at_once_is_created_once() {
+    let server = Server::start();
+    let mut opened = tokio::task::JoinSet::new();
+    for _ in 0..8 {
+        let (options, url) = (options("at_once"), server.url.clone());
+        opened.spawn(async move { options.connect(&url).await.unwrap() });
+    }
+    let stores = opened.join_all().await;
+    let identity = format!("SELECT count(*) FROM {}.store", schema("at_once"));
+    assert_eq!(admin(&server).await.query_one(&identity, &[]).await.unwrap().get::<_, i64>(0), 1);
+    let space = stores[0].space(SpaceSpec::new("a")).await.unwrap();
+    for store in &stores {
+        store.commit(Commit::new().put(&space.key("k"), "1")).await.unwrap().applied().unwrap();
+    }
+    let item = stores[7].view().await.unwrap().get(&space.key("k")).await.unwrap().unwrap();
+    assert_eq!(item.rev, Rev(8), "all of them have the same store");
+}
+
 /// Seats are taken by tasks of four processes: each counts the seats of a room, and takes one if there are fewer than
 /// five. Without the check of the range, two that counted at the same time would take the last seat.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -9,5 +9,6 @@ pub(crate) mod kit;
 mod recovery;
 mod simulation;
 mod table;
+mod table_kills;
 mod timers;
 mod validator;

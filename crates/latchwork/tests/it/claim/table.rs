@@ -20,7 +20,7 @@ use crate::workflow::own::kit::{Place, number};
 const SCHEMA: &str = "LATCHWORK_TABLE_SCHEMA";
 
 /// Invoices that are paid. The payment is a row in another table of the user's.
-fn invoices(place: &Place) -> ClaimWorkflow {
+pub(super) fn invoices(place: &Place) -> ClaimWorkflow {
     ClaimWorkflow::new("invoice", "billing", "invoice")
         .table(place.table("invoices"), "id", "version")
         .statuses(["sent", "paying", "paid", "void"])
@@ -28,11 +28,11 @@ fn invoices(place: &Place) -> ClaimWorkflow {
         .step(ClaimStep::new(20, "void", "sent", "void"))
 }
 
-fn pay() -> ClaimStep {
+pub(super) fn pay() -> ClaimStep {
     ClaimStep::new(10, "pay", "sent", "paid").claimed("paying").action("Pay").after("Receipt")
 }
 
-async fn create(place: &Place) -> latchwork::store::tokio_postgres::Client {
+pub(super) async fn create(place: &Place) -> latchwork::store::tokio_postgres::Client {
     let client = place.client().await;
     let text = format!(
         "CREATE TABLE {0} (id bigint PRIMARY KEY, status text NOT NULL, version bigint NOT NULL, cents bigint);
@@ -47,7 +47,7 @@ async fn create(place: &Place) -> latchwork::store::tokio_postgres::Client {
 }
 
 /// Notes that it runs, takes a while, and pays with the final status. A negative amount violates nothing but fails.
-async fn act(ctx: ActionCtx, place: Place) -> Result<Outcome, Box<dyn std::error::Error + Send + Sync>> {
+pub(super) async fn act(ctx: ActionCtx, place: Place) -> Result<Outcome, Box<dyn std::error::Error + Send + Sync>> {
     let client = place.client().await;
     let note = format!("INSERT INTO {} VALUES ($1)", place.table("bodies"));
     client.execute(&note, &[&std::process::id().to_string()]).await?;
