@@ -59,8 +59,14 @@ async fn the_process_that_is_killed_while_it_pays() {
             Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
         }
     };
-    let node = NodeOptions::new().name("pays").lease(Duration::from_millis(200));
-    let engine = Engine::on(&store).node(node).start().await.unwrap();
+    // The name is free when the lease of the life before is over.
+    let engine = loop {
+        let node = NodeOptions::new().name("pays").lease(Duration::from_millis(200));
+        match Engine::on(&store).node(node).start().await {
+            Ok(engine) => break engine,
+            Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+        }
+    };
     let claims = claims(&engine, &place).await.unwrap();
     let mut lanes = tokio::task::JoinSet::new();
     for lane in 0..LANES {
