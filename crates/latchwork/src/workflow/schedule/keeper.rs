@@ -116,8 +116,9 @@ impl EngineInner {
         true
     }
 
-    /// Does everything for schedules that are due: in several tasks, so that more than one processor works, each of which
-    /// handles many at once. Returns for each whether it was handled, and the notices that must still be deleted.
+    /// Does everything for schedules that are due, in several tasks, so that more than one processor works. Each task
+    /// handles many at once. Returns for each schedule whether it was handled, and the notices that must still be
+    /// deleted.
     async fn see_to_all(self: &Arc<EngineInner>, schedules: BTreeMap<String, Vec<Key>>) -> Vec<SeenTo> {
         let mut schedules: Vec<_> = schedules.into_iter().collect();
         let share = schedules.len().div_ceil(TASKS).max(LEAST_SHARE);
