@@ -1,7 +1,7 @@
 //! One execution in memory. `RunState` holds its machines, each of which owns its fields: the record, the journal, the
-//! operations, the attempts, the inbox, the guards, the published values, what is stored beside the journal, the
-//! residency. `Run` passes each event to the machines that it concerns. The execution's own task drives it; callers from
-//! outside also use this interface.
+//! operations, the attempts, the inbox, the guards, the published values, what is stored beside the journal, and
+//! the residency. `Run` passes each event to the machines that it concerns. The execution's own task drives it. Callers
+//! from outside also use this interface.
 
 mod beside;
 mod board;
