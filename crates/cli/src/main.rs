@@ -32,7 +32,7 @@ use clap::error::ErrorKind;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::output::{EXIT_CODES, Ended, Exit, Format, Output, Problem};
-use crate::target::{Target, TargetOptions};
+use crate::target::{COMMON, Target, TargetOptions};
 
 /// Durable work that happens once.
 #[derive(Parser)]
@@ -45,6 +45,7 @@ struct Latch {
         short,
         long,
         global = true,
+        help_heading = COMMON,
         value_enum,
         env = "LATCH_OUTPUT",
         hide_env_values = true,

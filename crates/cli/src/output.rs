@@ -16,7 +16,8 @@ use serde_json::{Map, Value};
 
 /// The last line of every help text.
 pub(crate) const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 usage, 3 not found, 4 not allowed, \
-    5 conflict or precondition, 6 the workflow failed, 75 busy or timed out (try again later)";
+    5 conflict or precondition, 6 the workflow failed, \
+    69 unreachable, 75 busy or timed out (try again later)";
 
 /// The formats of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -30,7 +30,7 @@ pub(crate) async fn into_directory(mut answer: Download, directory: &Path) -> Re
     DirBuilder::new().recursive(true).mode(0o700).create(directory).with_context(failed)?;
     if std::fs::read_dir(directory).with_context(failed)?.next().is_some() {
         let why = format!("{} is not empty; a backup needs an empty or missing directory", directory.display());
-        return Err(Problem::new(Exit::Conflict, why).into());
+        return Err(Problem::new(Exit::Usage, why).into());
     }
     let mut unpacking = Unpacking { directory, next: Next::Header, rest: Vec::new(), written: Vec::new() };
     let unpacked = async {
