@@ -50,7 +50,7 @@ fn order() -> Workflow<Vec<String>, String> {
                 };
             }
         };
-        courier.signal("address", &"1 Main Street").await?;
+        courier.signal("address", "1 Main Street").await?;
         let address = courier.result().await?;
         Ok(format!("{first}, {} to {address}", rest.join(", ")))
     })

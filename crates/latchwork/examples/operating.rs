@@ -162,7 +162,7 @@ async fn bulk(engine: &Engine, order: &Workflow<i64, String>) -> Result {
         until(engine, id, |waits| matches!(waits, WaitsFor::Signal(_))).await?;
     }
     let paid = ExecutionFilter::new().workflow("order").attribute("shop", "north").less_than("price", 100);
-    let report = engine.bulk(paid.clone()).operation("monday").signal("approve", &"Ada").await?;
+    let report = engine.bulk(paid.clone()).operation("monday").signal("approve", "Ada").await?;
     println!("{} were approved", report.done);
     println!("{}", engine.handle(order, "o1").result().await?);
     println!("{}", engine.handle(order, "o3").result().await?);
@@ -189,7 +189,7 @@ async fn starts(engine: &Engine, order: &Workflow<i64, String>) -> Result {
     let joined = engine.start(order, 1).id("o1").or_join().await?;
     println!("joined: {}", joined.result().await?);
     let restarted = engine.start(order, 1).id("o1").or_restart().delay(Duration::from_millis(20)).await?;
-    restarted.signal("approve", &"Bob").await?;
+    restarted.signal("approve", "Bob").await?;
     println!("restarted: {}", restarted.result().await?);
     Ok(())
 }

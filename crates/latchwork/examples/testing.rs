@@ -123,7 +123,7 @@ async fn crashes_with_messages() {
         })
         .outside(async |engine: Engine| {
             // The life before may have sent it.
-            let _ = engine.signal("execution", "approve", &"Ada").id("click-1").await;
+            let _ = engine.signal("execution", "approve", "Ada").id("click-1").await;
         });
     let crashes = crashes.run(async |outcome| {
         let result = outcome.result.as_ref().expect("it completes after every crash");

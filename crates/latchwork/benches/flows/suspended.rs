@@ -10,7 +10,7 @@ use crate::{child, given, measured};
 
 fn asks() -> Flow {
     let asks = handler("asks").run(async |ctx, value: u64| {
-        let answer = ctx.suspend("approve").message("Is this right?").data(&value).await?;
+        let answer = ctx.suspend("approve").message("Is this right?").data(value).await?;
         Ok(value + u64::from(answer.is_approved()))
     });
     only(sequencer("chain").step(&asks).build().expect("a sequencer"))

@@ -341,7 +341,7 @@ impl<T> StateHandle<T> {
         if path.is_empty() { Ok(None) } else { JsonPath::parse(path).map(Some).map_err(wrong) }
     }
 
-    fn json(&self, value: &impl Serialize) -> Result<Value, StateError> {
+    fn json(&self, value: &(impl Serialize + ?Sized)) -> Result<Value, StateError> {
         let key = self.cell.as_ref().map(|cell| cell.name().to_string()).unwrap_or_default();
         json::to_value(value).map_err(|cause| StateError::Value { key, cause })
     }

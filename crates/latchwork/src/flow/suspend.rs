@@ -156,12 +156,12 @@ impl<P> Suspend<'_, P> {
     /// # use latchwork::flow::{AnswerKind, handler};
     /// # use latchwork::json;
     /// let approval = handler("approval").run(async |ctx, price: u64| {
-    ///     let question = ctx.suspend("approve-price").data(&price);
+    ///     let question = ctx.suspend("approve-price").data(price);
     ///     Ok(question.await?.is_approved())
     /// });
     /// ```
-    pub fn data(mut self, data: &impl Serialize) -> Self {
-        match json::to_value(data) {
+    pub fn data(mut self, data: impl Serialize) -> Self {
+        match json::to_value(&data) {
             Ok(data) => self.asked.data = data,
             Err(error) => self.wrong = Some(Failure::no_json("the data of a question", &error)),
         }

@@ -204,7 +204,7 @@ where
 ///         engine.entities().add(Add::new("account").id("ada").data(json!({"balance": 7}))).await.unwrap();
 ///     })
 ///     .outside(async |engine: Engine| {
-///         let _ = engine.signal("execution", "approve", &"Ada").id("click-1").await;
+///         let _ = engine.signal("execution", "approve", "Ada").id("click-1").await;
 ///     });
 /// crashes
 ///     .run(async |outcome| {
@@ -353,7 +353,7 @@ where
     /// #     })
     /// # }
     /// let crashes = Crashes::of(approval, ()).outside(async |engine: Engine| {
-    ///     let _ = engine.signal("execution", "approve", &"Ada").id("click-1").await;
+    ///     let _ = engine.signal("execution", "approve", "Ada").id("click-1").await;
     /// });
     /// crashes.run(async |outcome| assert_eq!(outcome.result.as_ref().unwrap(), "Ada")).await;
     /// # }

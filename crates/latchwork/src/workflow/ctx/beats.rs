@@ -89,7 +89,7 @@ impl Beats {
     }
 
     /// Reports a heartbeat with the progress of the attempt.
-    pub(crate) async fn beat(&self, progress: &impl Serialize) -> Result<(), Failure> {
+    pub(crate) async fn beat(&self, progress: &(impl Serialize + ?Sized)) -> Result<(), Failure> {
         let BeatsInner { run, place, number, entry, last_us } = &*self.inner;
         let progress = run.text("the progress", progress)?;
         last_us.store(run.env().monotonic().as_micros() as u64, Ordering::SeqCst);

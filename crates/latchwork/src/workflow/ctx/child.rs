@@ -302,10 +302,10 @@ impl<O> Child<O> {
     /// ```
     /// # use latchwork::workflow::{Child, Failure};
     /// # async fn example(child: Child<String>) -> Result<(), Failure> {
-    /// child.signal("address", &"1 Main Street").await?;
+    /// child.signal("address", "1 Main Street").await?;
     /// # Ok(()) }
     /// ```
-    pub async fn signal(&self, name: &str, payload: &impl Serialize) -> Result<(), Failure> {
+    pub async fn signal(&self, name: &str, payload: &(impl Serialize + ?Sized)) -> Result<(), Failure> {
         self.ctx.signal(&self.id, name, payload).await
     }
 

@@ -46,7 +46,7 @@ pub struct Ctx {
 
 shown!(Ctx, it => id: it.run.id);
 
-pub(crate) fn hash(value: &impl Serialize) -> u64 {
+pub(crate) fn hash(value: &(impl Serialize + ?Sized)) -> u64 {
     hash_text(&json::to_value(value).unwrap_or_default().to_string())
 }
 

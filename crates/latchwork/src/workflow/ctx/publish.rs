@@ -19,10 +19,10 @@ impl Ctx {
     /// ```
     /// # use latchwork::workflow::{Ctx, Failure};
     /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
-    /// ctx.publish("stage", &"paid").await?;
+    /// ctx.publish("stage", "paid").await?;
     /// # Ok(()) }
     /// ```
-    pub async fn publish(&self, name: &str, value: &impl Serialize) -> Result<(), Failure> {
+    pub async fn publish(&self, name: &str, value: &(impl Serialize + ?Sized)) -> Result<(), Failure> {
         let text = self.run.text("the value", value)?;
         let call = OpCall { kind: Kind::Publish, name, argument: hash(&text) };
         self.replay(WaitsFor::Store, call, |operation| async move {

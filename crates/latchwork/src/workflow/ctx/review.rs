@@ -110,7 +110,7 @@ impl Ctx {
     /// ```
     /// # use latchwork::workflow::{Ctx, Failure};
     /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
-    /// let decision = ctx.review("refund", &"Refund 80 EUR to order 7?", ["approve", "reject"]).await?;
+    /// let decision = ctx.review("refund", "Refund 80 EUR to order 7?", ["approve", "reject"]).await?;
     /// if decision.option == "approve" {
     ///     println!("{} has approved: {}", decision.by, decision.reason);
     /// }
@@ -122,7 +122,7 @@ impl Ctx {
     pub fn review(
         &self,
         name: &str,
-        question: &impl Serialize,
+        question: &(impl Serialize + ?Sized),
         options: impl IntoIterator<Item = impl Into<String>>,
     ) -> Review<'_> {
         let question = self.run.text("the question of a review", question);
@@ -138,7 +138,7 @@ impl<'a> Review<'a> {
     /// # use std::time::Duration;
     /// # use latchwork::workflow::{Ctx, Failure};
     /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
-    /// let review = ctx.review("refund", &"Refund 80 EUR?", ["approve", "reject"]);
+    /// let review = ctx.review("refund", "Refund 80 EUR?", ["approve", "reject"]);
     /// match review.timeout(Duration::from_secs(3600)).await? {
     ///     Some(decision) => println!("{}", decision.option),
     ///     None => println!("not decided in time"),
@@ -155,7 +155,7 @@ impl<'a> Review<'a> {
     /// # use latchwork::workflow::{Ctx, Failure};
     /// # async fn mail(text: &str) -> std::io::Result<()> { Ok(()) }
     /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
-    /// let review = ctx.review("refund", &"Refund 80 EUR?", ["approve", "reject"]).open().await?;
+    /// let review = ctx.review("refund", "Refund 80 EUR?", ["approve", "reject"]).open().await?;
     /// let id = review.id();
     /// ctx.run("ask", async || Ok(mail(&id).await?)).await?;
     /// let decision = review.decision().await?;
@@ -253,7 +253,7 @@ impl ReviewFor<'_> {
     /// # use std::time::Duration;
     /// # use latchwork::workflow::{Ctx, Failure};
     /// # async fn example(ctx: Ctx) -> Result<(), Failure> {
-    /// let review = ctx.review("refund", &"Refund 80 EUR?", ["approve", "reject"]);
+    /// let review = ctx.review("refund", "Refund 80 EUR?", ["approve", "reject"]);
     /// let review = review.timeout(Duration::from_secs(3600)).open().await?;
     /// let decision = review.decision().await?;
     /// # Ok(()) }

@@ -43,7 +43,7 @@ impl Engine {
     /// engine.signal("order-7", "paid", &42).await?;
     /// # Ok(()) }
     /// ```
-    pub fn signal(&self, id: impl Into<ExecutionId>, name: &str, payload: &impl Serialize) -> SendSignal {
+    pub fn signal(&self, id: impl Into<ExecutionId>, name: &str, payload: &(impl Serialize + ?Sized)) -> SendSignal {
         SendSignal::new(self.inner.clone(), id.into(), name, payload)
     }
 }
@@ -57,13 +57,13 @@ impl<O> Handle<O> {
     /// handle.signal("paid", &42).await?;
     /// # Ok(()) }
     /// ```
-    pub fn signal(&self, name: &str, payload: &impl Serialize) -> SendSignal {
+    pub fn signal(&self, name: &str, payload: &(impl Serialize + ?Sized)) -> SendSignal {
         SendSignal::new(self.engine.clone(), self.id().clone(), name, payload)
     }
 }
 
 /// Encodes a payload as JSON text.
-pub(crate) fn written(engine: &EngineInner, what: &'static str, payload: &impl Serialize) -> Result<String> {
+pub(crate) fn written(engine: &EngineInner, what: &'static str, payload: &(impl Serialize + ?Sized)) -> Result<String> {
     let json = json::to_value(payload).map_err(|cause| WorkflowError::Payload { what, cause })?;
     let (text, limit) = (json.to_string(), largest(engine));
     match text.len() {
@@ -73,7 +73,7 @@ pub(crate) fn written(engine: &EngineInner, what: &'static str, payload: &impl S
 }
 
 impl SendSignal {
-    fn new(engine: Arc<EngineInner>, id: ExecutionId, name: &str, payload: &impl Serialize) -> SendSignal {
+    fn new(engine: Arc<EngineInner>, id: ExecutionId, name: &str, payload: &(impl Serialize + ?Sized)) -> SendSignal {
         let payload = written(&engine, "the payload of a signal", payload);
         SendSignal { engine, id, name: name.into(), payload, signal_id: None }
     }
@@ -155,7 +155,7 @@ impl Ctx {
         &self,
         id: impl Into<ExecutionId>,
         name: &str,
-        payload: &impl Serialize,
+        payload: &(impl Serialize + ?Sized),
     ) -> Result<(), Failure> {
         let id = id.into();
         let payload = written(&self.run.engine, "the payload of a signal", payload)?;

@@ -112,7 +112,7 @@ impl<'a, B> Step<'a, B> {
     /// ctx.run("charge", async || Ok(price)).input(&price).await
     /// # }
     /// ```
-    pub fn input(mut self, input: &impl Serialize) -> Self {
+    pub fn input(mut self, input: &(impl Serialize + ?Sized)) -> Self {
         self.argument = hash(input);
         self
     }
@@ -240,7 +240,7 @@ impl Attempt {
     /// attempt.heartbeat(&40).await?;
     /// # Ok(()) }
     /// ```
-    pub async fn heartbeat(&self, progress: &impl Serialize) -> Result<(), Failure> {
+    pub async fn heartbeat(&self, progress: &(impl Serialize + ?Sized)) -> Result<(), Failure> {
         self.beats.beat(progress).await
     }
 

@@ -112,7 +112,7 @@ impl Engine {
     /// engine.complete(token, &true).await?;
     /// # Ok(()) }
     /// ```
-    pub async fn complete(&self, token: &str, value: &impl Serialize) -> Result<()> {
+    pub async fn complete(&self, token: &str, value: &(impl Serialize + ?Sized)) -> Result<()> {
         let text = written(&self.inner, "the value that completes a token", value)?;
         complete(&self.inner, token, Ok(text)).await
     }

@@ -268,7 +268,7 @@ impl<F> Transacting<'_, F> {
     /// take.input(&pieces).await?;
     /// # Ok(()) }
     /// ```
-    pub fn input(mut self, input: &impl Serialize) -> Self {
+    pub fn input(mut self, input: &(impl Serialize + ?Sized)) -> Self {
         self.argument = hash(input);
         self
     }

@@ -78,7 +78,7 @@ impl Engine {
         &self,
         id: impl Into<ExecutionId>,
         name: &str,
-        request: &impl Serialize,
+        request: &(impl Serialize + ?Sized),
     ) -> SendUpdate<A> {
         SendUpdate::new(self.inner.clone(), id.into(), name, request)
     }
@@ -94,13 +94,18 @@ impl<O> Handle<O> {
     /// let sum = handle.update::<u64>("add", &4).await?;
     /// # Ok(()) }
     /// ```
-    pub fn update<A: DeserializeOwned>(&self, name: &str, request: &impl Serialize) -> SendUpdate<A> {
+    pub fn update<A: DeserializeOwned>(&self, name: &str, request: &(impl Serialize + ?Sized)) -> SendUpdate<A> {
         SendUpdate::new(self.engine.clone(), self.id().clone(), name, request)
     }
 }
 
 impl<A: DeserializeOwned> SendUpdate<A> {
-    fn new(engine: Arc<EngineInner>, id: ExecutionId, name: &str, request: &impl Serialize) -> SendUpdate<A> {
+    fn new(
+        engine: Arc<EngineInner>,
+        id: ExecutionId,
+        name: &str,
+        request: &(impl Serialize + ?Sized),
+    ) -> SendUpdate<A> {
         let request = written(&engine, "an update", request);
         SendUpdate { engine, id, name: name.into(), request, update_id: None, answer: PhantomData }
     }

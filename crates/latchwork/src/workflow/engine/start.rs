@@ -94,7 +94,7 @@ impl Engine {
         self.start_as(workflow, &input)
     }
 
-    fn start_as<O>(&self, workflow: &str, input: &impl Serialize) -> Start<O> {
+    fn start_as<O>(&self, workflow: &str, input: &(impl Serialize + ?Sized)) -> Start<O> {
         let start = UntypedStart {
             engine: self.clone(),
             workflow: workflow.into(),
@@ -218,7 +218,7 @@ impl<O> Start<O> {
     /// engine.start(&order, 7).id("order-7").signal("paid", &42).await?;
     /// # Ok(()) }
     /// ```
-    pub fn signal(mut self, name: &str, payload: &impl Serialize) -> Start<O> {
+    pub fn signal(mut self, name: &str, payload: &(impl Serialize + ?Sized)) -> Start<O> {
         let payload = written(&self.start.engine.inner, "the payload of a signal", payload);
         self.start.signal = Some((name.into(), payload, None));
         self

@@ -224,11 +224,11 @@ impl Journaled<'_> {
     }
 
     /// Records its result.
-    pub(crate) fn done(&self, value: &impl Serialize) {
+    pub(crate) fn done(&self, value: &(impl Serialize + ?Sized)) {
         self.done_with(value, None);
     }
 
-    pub(crate) fn done_with(&self, value: &impl Serialize, effect: Option<OpEffect>) {
+    pub(crate) fn done_with(&self, value: &(impl Serialize + ?Sized), effect: Option<OpEffect>) {
         let text = serde_json::to_string(value).expect("the result of an operation can be written as JSON");
         self.ends(EntryState::Done(text), effect);
     }

@@ -79,7 +79,7 @@ impl Bulk {
     /// ```
     /// # use latchwork::workflow::{Engine, ExecutionFilter, Result};
     /// # async fn example(engine: Engine, orders: ExecutionFilter) -> Result<()> {
-    /// engine.bulk(orders).operation("reminder of monday").signal("remind", &"please pay").await?;
+    /// engine.bulk(orders).operation("reminder of monday").signal("remind", "please pay").await?;
     /// # Ok(()) }
     /// ```
     pub fn operation(mut self, id: impl Into<String>) -> Bulk {
@@ -119,10 +119,10 @@ impl Bulk {
     /// ```
     /// # use latchwork::workflow::{Engine, ExecutionFilter, Result};
     /// # async fn example(engine: Engine, orders: ExecutionFilter) -> Result<()> {
-    /// engine.bulk(orders).signal("remind", &"please pay").await?;
+    /// engine.bulk(orders).signal("remind", "please pay").await?;
     /// # Ok(()) }
     /// ```
-    pub async fn signal(self, name: &str, payload: &impl Serialize) -> Result<BulkReport> {
+    pub async fn signal(self, name: &str, payload: &(impl Serialize + ?Sized)) -> Result<BulkReport> {
         let engine = &self.engine;
         let operation = self.operation.clone().unwrap_or_else(|| engine.store().env().uuid().to_string());
         let signal_id = format!("bulk:{operation}");

@@ -120,7 +120,7 @@ impl Fork {
     /// let id = engine.fork("order-7").input(&8).await?;
     /// # Ok(()) }
     /// ```
-    pub fn input(mut self, input: &impl Serialize) -> Fork {
+    pub fn input(mut self, input: &(impl Serialize + ?Sized)) -> Fork {
         self.input = Some(json::to_value(input).map(|input| input.to_string()));
         self
     }

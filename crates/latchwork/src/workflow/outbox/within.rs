@@ -84,7 +84,7 @@ impl<X: UserTransaction> InTransaction<X> {
         self,
         execution: impl Into<ExecutionId>,
         name: &str,
-        payload: &impl Serialize,
+        payload: &(impl Serialize + ?Sized),
     ) -> Result<(), OutboxError> {
         let (execution, payload) = (execution.into(), self.raw("the payload of a signal", payload)?);
         check_name("the id of an execution", &execution).map_err(OutboxError::Workflow)?;
@@ -120,7 +120,7 @@ impl<X: UserTransaction> InTransaction<X> {
     }
 
     /// A value as JSON, if it can be stored.
-    fn raw(&self, what: &'static str, value: &impl Serialize) -> Result<Box<RawValue>, OutboxError> {
+    fn raw(&self, what: &'static str, value: &(impl Serialize + ?Sized)) -> Result<Box<RawValue>, OutboxError> {
         let json = json::to_value(value).map_err(|cause| OutboxError::Json { what, cause })?;
         let text = json.to_string();
         let limits = self.outbox.as_ref().map(|outbox| *outbox.store.limits()).unwrap_or_default();

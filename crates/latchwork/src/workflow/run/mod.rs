@@ -537,7 +537,7 @@ impl Run {
     }
 
     /// Encodes a value as JSON text, and checks that it is small enough to be stored.
-    pub(crate) fn text(&self, what: &str, value: &impl Serialize) -> Result<String, Failure> {
+    pub(crate) fn text(&self, what: &str, value: &(impl Serialize + ?Sized)) -> Result<String, Failure> {
         let json = json::to_value(value).map_err(|error| Failure::no_json(what, &error))?;
         let text = json.to_string();
         self.fits(what, text.len())?;

@@ -17,7 +17,7 @@ fn asks(name: &str, log: &Log) -> Block<i64, i64> {
         let (own, log) = (own.clone(), log.clone());
         async move {
             log.add(&own);
-            let answer = ctx.suspend("go-on").message("Go on?").data(&value).await?;
+            let answer = ctx.suspend("go-on").message("Go on?").data(value).await?;
             Ok(value + i64::from(answer.is_approved()))
         }
     })

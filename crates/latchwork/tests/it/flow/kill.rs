@@ -39,7 +39,7 @@ fn orders(directory: &Path) -> Flow {
         let file = file.clone();
         async move {
             append(&file, "approval");
-            let answer = ctx.suspend("ship").message("Ship it?").data(&value).await?;
+            let answer = ctx.suspend("ship").message("Ship it?").data(value).await?;
             println!("answered by {}", answer.by);
             // Time for the parent to kill this process after the answer, in the second life.
             tokio::time::sleep(Duration::from_millis(20)).await;

@@ -11,7 +11,7 @@ use crate::server::Server;
 
 fn orders(log: &Log) -> Flow {
     let approval = handler("approval").run(async |ctx, value: i64| {
-        let answer = ctx.suspend("ship").message("Ship it?").data(&value).await?;
+        let answer = ctx.suspend("ship").message("Ship it?").data(value).await?;
         Ok(value + 10 * i64::from(answer.is_approved()))
     });
     let order = sequencer("order").state::<Tally>().step(&add("charge", log)).step(&approval).step(&add("ship", log));

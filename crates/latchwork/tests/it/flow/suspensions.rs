@@ -28,7 +28,7 @@ fn asking(log: &Log) -> Flow {
             async move {
                 log.add(&own);
                 let allow = [AnswerKind::Submit, AnswerKind::Reject, AnswerKind::Skip];
-                let question = ctx.suspend(&own).message("What does it cost?").data(&json!({"item": value}));
+                let question = ctx.suspend(&own).message("What does it cost?").data(json!({"item": value}));
                 let answer = question.schema_of::<Price>().allow(allow).await?;
                 Ok(match answer.kind {
                     AnswerKind::Submit => value + i64::from(answer.read::<Price>()?.cents),
