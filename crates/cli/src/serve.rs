@@ -102,6 +102,7 @@ async fn open(settings: &Settings) -> Result<Vec<Opened>> {
     let mut opened = Vec::new();
     for (name, namespace) in &settings.namespaces {
         let namespace = &namespace.value;
+        let is_new = namespace.store.directory().is_some_and(|directory| !directory.exists());
         let begun = async {
             let store = namespace.store.open_with(namespace.password_file.as_deref()).await?;
             let engine = Engine::on(&store).start().await?;
@@ -109,7 +110,8 @@ async fn open(settings: &Settings) -> Result<Vec<Opened>> {
         };
         match begun.await {
             Ok((store, engine)) => {
-                tracing::info!(namespace = name, store = %namespace.store, "opened");
+                let done = if is_new { "created and opened" } else { "opened" };
+                tracing::info!(namespace = name, store = %namespace.store, "{done}");
                 let directory = namespace.store.directory().map(Into::into);
                 opened.push(Opened { name: name.clone(), store, engine, directory });
             }
@@ -166,7 +168,7 @@ fn refused(error: ServerError) -> Problem {
 
 fn tell(server: &Server, opened: &[Opened], output: &mut Output<'_>) -> Result<()> {
     let addresses: Vec<String> = server.addresses().iter().map(written).collect();
-    addresses.iter().for_each(|address| tracing::info!(address, "listening"));
+    addresses.iter().for_each(|address| tracing::debug!(address, "listening"));
     let namespaces = opened.iter().map(|namespace| namespace.name.clone()).collect();
     let started = Started { addresses, namespaces, pid: std::process::id() };
     output.one(&started, |text| {

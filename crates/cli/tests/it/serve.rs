@@ -107,7 +107,7 @@ fn log_lines_are_json_if_that_is_wanted_and_hold_no_secret() {
     let log = std::fs::read_to_string(directory.path().join("log")).unwrap();
     let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let messages: Vec<&str> = lines.iter().filter_map(|line| line["message"].as_str()).collect();
-    for message in ["opened", "listening", "answered", "a signal asks for the end", "ended"] {
+    for message in ["created and opened", "listening", "answered", "a signal asks for the end", "ended"] {
         assert!(messages.contains(&message), "{message} is missing in {log}");
     }
     assert!(!log.contains(secret) && !log.contains(hash) && !log.contains("held=true"), "{log}");
