@@ -183,6 +183,9 @@ fn works(command: &mut Command) -> bool {
 fn test() -> Result<()> {
     install("cc", "gcc")?;
     install_postgres()?;
+    // The examples of the clients run as tests.
+    install("python3", "python3")?;
+    install("node", "nodejs")?;
     // Style errors should not hide test failures.
     let tidy = tidy::check(&root());
     let words = if words::IS_ON { words::check(&root()) } else { Ok(()) };

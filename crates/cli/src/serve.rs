@@ -4,18 +4,21 @@
 mod logging;
 mod measure;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::{ArgMatches, Args};
+use latchwork::claim::Claims;
 use latchwork::store::Store;
 use latchwork::workflow::Engine;
-use latchwork_server::{Address, Api, Listen, Server, ServerBuilder, ServerError};
+use latchwork_server::{Address, Api, Endpoint, Listen, Server, ServerBuilder, ServerError, Workers};
 use serde::Serialize;
 use tokio::task::JoinSet;
 
 use crate::config::options::ServerOptions;
-use crate::config::settings::Settings;
+use crate::config::settings::{NamespaceStore, Settings};
+use crate::config::work::WorkTable;
 use crate::output::{Exit, Output, Problem};
 use crate::signals::{ENDS, Signals};
 
@@ -41,6 +44,9 @@ struct Opened {
     name: String,
     store: Store,
     engine: Engine,
+    workers: Workers,
+    /// The claim workflows of the configuration, if there are some.
+    claims: Option<Claims>,
     /// The data directory, if it has one.
     directory: Option<PathBuf>,
 }
@@ -48,14 +54,15 @@ struct Opened {
 pub(crate) async fn run(serve: Serve, matches: &ArgMatches, output: &mut Output<'_>) -> Result<()> {
     let settings = Settings::read(&serve.options, matches)?;
     // A mistake in the configuration is reported before a store is opened.
-    let (access, tls) = (settings.access()?, settings.tls()?);
+    let (access, tls, endpoints) = (settings.access()?, settings.tls()?, settings.check_work()?);
     logging::start(settings.log_format.value, &settings.log_level.value)?;
     let mut ends = Signals::listen(&ENDS)?;
     let recorder = if settings.metrics.value { Some(measure::install()?) } else { None };
-    let opened = open(&settings).await?;
+    let opened = open(&settings, &endpoints).await?;
     let mut server = Server::builder().access(access).limits(settings.limits);
     for namespace in &opened {
-        server = server.namespace(&namespace.name, Api::on(&namespace.engine));
+        let api = Api::on(&namespace.engine).workers(&namespace.workers);
+        server = server.namespace(&namespace.name, namespace.claims.iter().fold(api, Api::claims));
     }
     for address in &settings.listen.value {
         server = server.listen(match &tls {
@@ -98,26 +105,46 @@ pub(crate) async fn run(serve: Serve, matches: &ArgMatches, output: &mut Output<
 }
 
 /// Opens all stores, and starts an engine on each. If one fails, those before it are closed.
-async fn open(settings: &Settings) -> Result<Vec<Opened>> {
+async fn open(settings: &Settings, endpoints: &BTreeMap<String, Endpoint>) -> Result<Vec<Opened>> {
     let mut opened = Vec::new();
     for (name, namespace) in &settings.namespaces {
         let namespace = &namespace.value;
         let is_new = namespace.store.directory().is_some_and(|directory| !directory.exists());
-        let begun = async {
-            let store = namespace.store.open_with(namespace.password_file.as_deref()).await?;
-            let engine = Engine::on(&store).start().await?;
-            anyhow::Ok((store, engine))
-        };
-        match begun.await {
-            Ok((store, engine)) => {
+        match begin(name, namespace, &settings.work(name), endpoints).await {
+            Ok(begun) => {
                 let done = if is_new { "created and opened" } else { "opened" };
                 tracing::info!(namespace = name, store = %namespace.store, "{done}");
-                let directory = namespace.store.directory().map(Into::into);
-                opened.push(Opened { name: name.clone(), store, engine, directory });
+                opened.push(begun);
             }
             Err(error) => {
                 close(opened).await?;
                 return Err(error);
+            }
+        }
+    }
+    Ok(opened)
+}
+
+/// Opens a store, and starts an engine on it, with its workers and claims.
+async fn begin(
+    name: &str,
+    namespace: &NamespaceStore,
+    work: &WorkTable,
+    endpoints: &BTreeMap<String, Endpoint>,
+) -> Result<Opened> {
+    let texts = work.claims()?;
+    let store = namespace.store.open_with(namespace.password_file.as_deref()).await?;
+    let workers = work.workers(name, &store, endpoints)?;
+    let engine = workers.register(Engine::on(&store)).start().await?;
+    let directory = namespace.store.directory().map(Into::into);
+    let mut opened = Opened { name: name.into(), store, engine, workers, claims: None, directory };
+    if !texts.is_empty() {
+        let claims = texts.into_iter().fold(Claims::on(&opened.engine), latchwork::claim::ClaimsBuilder::configure);
+        match opened.workers.serve(claims).start().await {
+            Ok(claims) => opened.claims = Some(claims),
+            Err(error) => {
+                close(vec![opened]).await?;
+                return Err(Problem::new(Exit::Usage, format!("work.{name}.claims: {error}")).into());
             }
         }
     }

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::Router;
 use latchwork::claim::Claims;
@@ -16,6 +17,8 @@ use crate::access::Access;
 use crate::calls::Calls;
 use crate::limits::Limits;
 use crate::router::{Beside, assemble};
+use crate::tasks::{self, Tasks};
+use crate::workers::Workers;
 
 /// The name of the namespace whose routes are at `/v1` itself.
 pub(crate) const DEFAULT: &str = "default";
@@ -39,6 +42,7 @@ pub struct Api {
     engine: Engine,
     claims: Option<Claims>,
     flows: BTreeMap<String, Flows>,
+    tasks: Tasks,
     access: Access,
     limits: Limits,
 }
@@ -47,7 +51,8 @@ impl Api {
     /// The API on an engine. It starts what the engine has registered.
     pub fn on(engine: &Engine) -> Api {
         let (access, limits) = (Access::local(), Limits::default());
-        Api { engine: engine.clone(), claims: None, flows: BTreeMap::new(), access, limits }
+        let tasks = Tasks::on(engine.store());
+        Api { engine: engine.clone(), claims: None, flows: BTreeMap::new(), tasks, access, limits }
     }
 
     /// Serves claims.
@@ -59,6 +64,13 @@ impl Api {
     /// Serves the actions of a flow that is registered with the engine.
     pub fn flow(mut self, flow: &Flow) -> Api {
         self.flows.insert(flow.kind().into(), self.engine.flow(flow));
+        self
+    }
+
+    /// Serves the tasks of these workers, so that a worker that waits gets a task at once. The workers are registered
+    /// with the engine, and with the claims, by their own methods.
+    pub fn workers(mut self, workers: &Workers) -> Api {
+        self.tasks = workers.shared();
         self
     }
 
@@ -92,9 +104,13 @@ impl Api {
     }
 
     pub(crate) fn into_namespace(self, name: &str, access: Access, limits: Limits, closing: Closing) -> Namespace {
-        let Api { engine, claims, flows, .. } = self;
+        let Api { engine, claims, flows, tasks, .. } = self;
         let calls = Calls::on(engine.store());
-        Namespace(Arc::new(Inner { name: name.into(), engine, claims, flows, calls, access, limits, closing }))
+        let (name, keeper) = (name.into(), AtomicBool::new(false));
+        let namespace =
+            Namespace(Arc::new(Inner { name, engine, claims, flows, calls, tasks, keeper, access, limits, closing }));
+        namespace.keep_tasks();
+        namespace
     }
 }
 
@@ -111,9 +127,22 @@ struct Inner {
     claims: Option<Claims>,
     flows: BTreeMap<String, Flows>,
     calls: Calls,
+    tasks: Tasks,
+    /// True if a task keeps the tasks.
+    keeper: AtomicBool,
     access: Access,
     limits: Limits,
     closing: Closing,
+}
+
+impl tasks::Kept for Inner {
+    fn tasks(&self) -> &Tasks {
+        &self.tasks
+    }
+
+    fn engine(&self) -> &Engine {
+        &self.engine
+    }
 }
 
 impl Namespace {
@@ -145,6 +174,20 @@ impl Namespace {
 
     pub(crate) fn calls(&self) -> &Calls {
         &self.0.calls
+    }
+
+    pub(crate) fn tasks(&self) -> &Tasks {
+        self.keep_tasks();
+        &self.0.tasks
+    }
+
+    /// Starts the keeper of the tasks, once. An application may mount a router before it has a runtime.
+    fn keep_tasks(&self) {
+        if let Ok(runtime) = tokio::runtime::Handle::try_current()
+            && !self.0.keeper.swap(true, Ordering::Relaxed)
+        {
+            runtime.spawn(tasks::keep(Arc::downgrade(&self.0)));
+        }
     }
 
     pub(crate) fn access(&self) -> &Access {

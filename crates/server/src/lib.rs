@@ -33,10 +33,13 @@ mod limits;
 mod router;
 mod routes;
 mod server;
+mod tasks;
 mod wire;
+mod workers;
 
 pub use access::{Access, AccessError, NewToken, Role, Token};
 pub use api::Api;
 pub use limits::Limits;
 pub use server::{Address, Listen, Server, ServerBuilder, ServerError, TlsFiles};
 pub use wire::problem::{Problem, ProblemCode};
+pub use workers::{Endpoint, EndpointBuilder, EndpointError, EndpointLimits, Worker, Workers};

@@ -8,6 +8,7 @@ use latchwork_server::Token;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use crate::config::work::{WorkTable, WorkerTable};
 use crate::output::{Exit, Problem};
 
 /// The file that is read if none is named and it exists.
@@ -34,6 +35,11 @@ pub(crate) struct ConfigurationFile {
     pub(crate) namespaces: BTreeMap<String, NamespaceTable>,
     #[serde(default)]
     pub(crate) tokens: Vec<Token>,
+    #[serde(default)]
+    pub(crate) workers: BTreeMap<String, WorkerTable>,
+    /// By the names of namespaces.
+    #[serde(default)]
+    pub(crate) work: BTreeMap<String, WorkTable>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -87,6 +93,8 @@ impl ConfigurationFile {
         for namespace in file.namespaces.values_mut() {
             *namespace = NamespaceTable::Full(namespace.clone().full(base));
         }
+        file.workers.values_mut().for_each(|worker| worker.based(base));
+        file.work.values_mut().for_each(|work| work.based(base));
         Ok(file)
     }
 }

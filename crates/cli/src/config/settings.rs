@@ -9,11 +9,12 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use clap::ArgMatches;
 use clap::parser::ValueSource;
-use latchwork_server::{Access, Limits, Token};
+use latchwork_server::{Access, Endpoint, Limits, Token};
 use serde_json::json;
 
 use crate::config::file::{self, ConfigurationFile, DEFAULT_FILE, FullNamespace};
 use crate::config::options::{LogFormat, ServerOptions, pair};
+use crate::config::work::{WorkTable, WorkerTable};
 use crate::config::{Printed, limit};
 use crate::output::{Exit, Problem};
 use crate::store::{DEFAULT_DIRECTORY, StoreArgument};
@@ -78,6 +79,8 @@ pub(crate) struct Settings {
     pub(crate) limits: Limits,
     limit_origins: BTreeMap<&'static str, Origin>,
     tokens: Vec<Setting<Token>>,
+    workers: BTreeMap<String, Setting<WorkerTable>>,
+    work: BTreeMap<String, Setting<WorkTable>>,
 }
 
 /// Looks up where the options of the command line come from.
@@ -150,6 +153,8 @@ impl Settings {
             log_format: given.over(log_format, "log_format", options.log_format),
             log_level: given.over(log_level, "log_level", options.log_level.clone()),
             tokens: tokens(file.tokens, &token_file, from_file)?,
+            workers: of_file(file.workers, from_file),
+            work: of_file(file.work, from_file),
             token_file,
             limits,
             limit_origins,
@@ -185,6 +190,29 @@ impl Settings {
         }
     }
 
+    /// The endpoints of workers, by their names.
+    pub(crate) fn endpoints(&self) -> Result<BTreeMap<String, Endpoint>, Problem> {
+        self.workers.iter().map(|(name, table)| Ok((name.clone(), table.value.endpoint(name)?))).collect()
+    }
+
+    /// What workers do for a namespace.
+    pub(crate) fn work(&self, namespace: &str) -> WorkTable {
+        self.work.get(namespace).map(|work| work.value.clone()).unwrap_or_default()
+    }
+
+    /// Checks everything about workers that needs no store.
+    pub(crate) fn check_work(&self) -> Result<BTreeMap<String, Endpoint>, Problem> {
+        if let Some(name) = self.work.keys().find(|name| !self.namespaces.contains_key(*name)) {
+            return Err(usage(format!("work.{name}: there is no namespace {name:?}")));
+        }
+        let endpoints = self.endpoints()?;
+        for (name, work) in &self.work {
+            work.value.check(name, &endpoints)?;
+            work.value.claims()?;
+        }
+        Ok(endpoints)
+    }
+
     /// All settings as they are printed, without secrets.
     pub(crate) fn printed(&self) -> Vec<Printed> {
         let mut all = Vec::new();
@@ -213,6 +241,12 @@ impl Settings {
             let shown = json!({"role": value.role(), "namespaces": value.valid_in(), "hash": "(not shown)"});
             all.push(Printed::new(format!("tokens.{}", value.name()), shown, origin));
         }
+        for (name, Setting { value, origin }) in &self.workers {
+            all.push(Printed::new(format!("workers.{name}"), value.shown(), origin));
+        }
+        for (name, Setting { value, origin }) in &self.work {
+            all.push(Printed::new(format!("work.{name}"), value.shown(), origin));
+        }
         all.push(Printed::new("log.format", json!(self.log_format.value.word()), &self.log_format.origin));
         all.push(Printed::new("log.level", json!(self.log_level.value), &self.log_level.origin));
         for name in limit::names() {
@@ -221,6 +255,11 @@ impl Settings {
         }
         all
     }
+}
+
+/// A table that only the file has.
+fn of_file<T>(tables: BTreeMap<String, T>, from_file: impl Fn() -> Origin) -> BTreeMap<String, Setting<T>> {
+    tables.into_iter().map(|(name, value)| (name, Setting { value, origin: from_file() })).collect()
 }
 
 fn log_format(word: &str) -> Result<LogFormat, Problem> {

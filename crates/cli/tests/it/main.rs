@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod claim;
+mod clients;
 mod database;
 mod dev;
 mod lock;

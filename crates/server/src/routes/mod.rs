@@ -10,6 +10,7 @@ mod reviews;
 mod schedules;
 mod state;
 mod store;
+mod tasks;
 mod workflows;
 
 use utoipa_axum::router::OpenApiRouter;
@@ -29,6 +30,7 @@ const GROUPS: &[fn(&Namespace) -> Group] = &[
     locks::group,
     state::group,
     claims::group,
+    tasks::group,
     nodes::group,
     store::group,
 ];

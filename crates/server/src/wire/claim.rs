@@ -73,7 +73,7 @@ impl From<OpenClaim> for ClaimWire {
 }
 
 /// A text without the mark of the call that wrote it. Nothing is left of a text that is only a mark.
-fn unmarked(text: Option<String>) -> Option<String> {
+pub(crate) fn unmarked(text: Option<String>) -> Option<String> {
     text.map(|text| Note::read(&text).0.to_string()).filter(|text| !text.is_empty())
 }
 

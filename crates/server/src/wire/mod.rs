@@ -15,6 +15,7 @@ pub(crate) mod schedule;
 pub(crate) mod sse;
 pub(crate) mod state;
 pub(crate) mod store;
+pub(crate) mod task;
 pub(crate) mod time;
 pub(crate) mod wait;
 pub(crate) mod when;

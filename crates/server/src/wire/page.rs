@@ -59,9 +59,13 @@ pub(crate) struct PageWire<T> {
 /// Answers with a page. `uri` is that of the request: the link to the next page repeats its other parameters.
 pub(crate) fn page_answer<T, U: Serialize>(uri: &Uri, page: Page<T>, shape: impl FnMut(T) -> U) -> Response {
     let Page { items, next } = page.map(shape);
-    let next = next.map(|next| next.to_string());
-    let link = next.as_ref().and_then(|next| next_link(uri, next));
-    let mut answer = json_answer(&PageWire { items, next }).into_response();
+    listed(uri, PageWire { items, next: next.map(|next| next.to_string()) })
+}
+
+/// Answers with a page that is in its shape already.
+pub(crate) fn listed<T: Serialize>(uri: &Uri, page: PageWire<T>) -> Response {
+    let link = page.next.as_ref().and_then(|next| next_link(uri, next));
+    let mut answer = json_answer(&page).into_response();
     if let Some(link) = link {
         answer.headers_mut().insert(LINK, link);
     }

@@ -121,6 +121,10 @@ codes! {
     ActionRejected "action-rejected" UNPROCESSABLE_ENTITY "The action does not accept its input";
     ActionError "action-error" INTERNAL_SERVER_ERROR "The action has ended with an error";
 
+    // Tasks.
+    LeaseLost "lease-lost" CONFLICT "The token does not hold the task any more";
+    TaskEnded "task-ended" CONFLICT "The task has ended";
+
     // Locks.
     LockHeld "lock-held" CONFLICT "The lock is held";
     LockKind "lock-kind" CONFLICT "The lock is of another kind";

@@ -20,4 +20,6 @@ mod schedules;
 mod serving;
 mod state;
 mod store;
+mod tasks;
+mod workers;
 mod workflows;
