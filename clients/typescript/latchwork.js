@@ -4,6 +4,9 @@
 // Every call that changes something carries an `Idempotency-Key`, so it is repeated safely when a connection breaks.
 
 /** The longest wait of one request, in milliseconds. A longer wait is several requests. */
+// Node 18 has Web Crypto in a module only.
+const crypto = globalThis.crypto ?? (await import("node:crypto")).webcrypto;
+
 const LONGEST_WAIT = 30_000;
 
 /** An answer that is no success. */

@@ -24,19 +24,47 @@ pub(crate) const COMMON: &str = "Common options";
 pub(crate) struct TargetOptions {
     /// The data directory, or a PostgreSQL database: postgres://user@host/database. PGPASSWORD is the password. The
     /// default is ./latchwork-data.
-    #[arg(long, global = true, help_heading = COMMON, env = "LATCH_STORE", hide_env_values = true, value_name = "DIRECTORY|URL")]
+    #[arg(
+        long,
+        global = true,
+        help_heading = COMMON,
+        env = "LATCH_STORE",
+        hide_env_values = true,
+        value_name = "DIRECTORY|URL",
+    )]
     store: Option<OsString>,
     /// The schema of the database that holds the store; latchwork by default.
-    #[arg(long, global = true, help_heading = COMMON, env = "LATCH_SCHEMA", hide_env_values = true, value_name = "NAME")]
+    #[arg(
+        long,
+        global = true,
+        help_heading = COMMON,
+        env = "LATCH_SCHEMA",
+        hide_env_values = true,
+        value_name = "NAME",
+    )]
     schema: Option<String>,
     /// A server in place of a store: http://…, https://… or unix:PATH. LATCH_TOKEN is the token.
     #[arg(long, global = true, help_heading = COMMON, env = "LATCH_SERVER", hide_env_values = true, value_name = "URL")]
     server: Option<String>,
     /// The namespace of the server; its default namespace without this.
-    #[arg(long, global = true, help_heading = COMMON, env = "LATCH_NAMESPACE", hide_env_values = true, value_name = "NAME")]
+    #[arg(
+        long,
+        global = true,
+        help_heading = COMMON,
+        env = "LATCH_NAMESPACE",
+        hide_env_values = true,
+        value_name = "NAME",
+    )]
     namespace: Option<String>,
     /// A file in PEM with the authorities that the server's certificate may come from, in place of those of the system.
-    #[arg(long, global = true, help_heading = COMMON, env = "LATCH_TLS_CA", hide_env_values = true, value_name = "FILE")]
+    #[arg(
+        long,
+        global = true,
+        help_heading = COMMON,
+        env = "LATCH_TLS_CA",
+        hide_env_values = true,
+        value_name = "FILE",
+    )]
     tls_ca: Option<PathBuf>,
 }
 

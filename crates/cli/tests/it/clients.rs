@@ -220,8 +220,8 @@ fn a_worker_outlives_the_server(language: Language) {
     assert_eq!(result(&served, "bob")["output"], greeting("bob"));
     // What was done before the crash is known after it.
     assert_eq!(result(&served, "ada")["output"], greeting("ada"));
-    served.post("/v1/tasks", &json!({"kind": "greet", "id": "nobody"}));
-    let failed = served.get("/v1/tasks/nobody?wait=60s");
+    served.post("/v1/tasks", &json!({"kind": "greet", "id": "blank"}));
+    let failed = served.get("/v1/tasks/blank?wait=60s");
     assert_eq!((&failed["state"], &failed["attempt"]), (&json!("failed"), &json!(1)), "{failed}");
     assert_eq!(failed["failure"]["message"], "there is no name to greet");
     assert_eq!(worker.end(), Some(0));
