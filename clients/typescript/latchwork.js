@@ -1,12 +1,12 @@
 // A client of Latchwork's HTTP API: locks, claims, tasks and workers. One file; it needs `fetch` and Web Crypto, so it
-// runs in Node 20 and newer, Deno, Bun and browsers. Its types are in latchwork.d.ts.
+// runs in Node 18 and newer, Deno, Bun and browsers. Its types are in latchwork.d.ts.
 //
 // Every call that changes something carries an `Idempotency-Key`, so it is repeated safely when a connection breaks.
 
-/** The longest wait of one request, in milliseconds. A longer wait is several requests. */
 // Node 18 has Web Crypto in a module only.
 const crypto = globalThis.crypto ?? (await import("node:crypto")).webcrypto;
 
+/** The longest wait of one request, in milliseconds. A longer wait is several requests. */
 const LONGEST_WAIT = 30_000;
 
 /** An answer that is no success. */
