@@ -243,6 +243,8 @@ fn parsed(arguments: &[&str], place: &[&str]) -> Value {
     value
 }
 
+// Another process takes its own time.
+#[allow(clippy::disallowed_methods)]
 #[test]
 fn claims_are_looked_at_and_ended_through_a_server() {
     let directory = tempfile::tempdir().unwrap();
