@@ -330,7 +330,8 @@ async fn an_action_and_an_after_effect_are_done_at_endpoints() {
     let entity = json!({"id": "i", "type": "invoice", "data": {"status": "paying", "n": 1}});
     assert_eq!((&asked["input"]["entity"], &asked["input"]["requester"]), (&entity, &json!("admin")));
     let printed = loop {
-        match print.got.lock().first().cloned() {
+        let first = print.got.lock().first().cloned();
+        match first {
             Some(printed) => break printed,
             None => tokio::task::yield_now().await,
         }
