@@ -29,8 +29,8 @@ enum Task {
     Test,
     /// Runs a suite of benchmarks and prints its figures.
     Bench {
-        /// The suite: store, postgres, entities, state, workflows, messages, locks, claims, admission, flows, or peers,
-        /// which installs other engines and runs them beside this one.
+        /// The suite: store, postgres, entities, state, workflows, messages, locks, claims, admission, flows, nodes,
+        /// server, or peers, which installs other engines and runs them beside this one.
         suite: String,
         /// One JSON object per line instead of a table.
         #[arg(long)]
@@ -243,11 +243,12 @@ fn bench(suite: &str, json: bool, quick: bool, only: Vec<String>) -> Result<()> 
         "admission" | "claims" | "entities" | "flows" | "locks" | "messages" | "nodes" | "state" | "workflows" => {
             "latchwork"
         }
+        "server" => "latchwork-server",
         "peers" if !only.is_empty() => bail!("the suite peers runs as a whole"),
         "peers" => return peers::bench(json, quick),
         other => {
-            let suites =
-                "store, postgres, entities, state, workflows, messages, locks, claims, admission, flows, nodes, peers";
+            let suites = "store, postgres, entities, state, workflows, messages, locks, claims, admission, flows, \
+                          nodes, server, peers";
             bail!("there is no suite {other}; there are: {suites}")
         }
     };
@@ -277,6 +278,9 @@ fn bench_of(package: &str, suite: &str, json: bool, quick: bool, only: &[String]
     {
         command.args(["--features", feature.1]);
     }
+    if suite == "server" {
+        command.env("LATCHWORK_LATCH", latch()?);
+    }
     command.arg("--").args(only);
     if json {
         command.arg("--json");
@@ -286,6 +290,20 @@ fn bench_of(package: &str, suite: &str, json: bool, quick: bool, only: &[String]
     }
     let status = command.status().context("cargo bench cannot be started")?;
     if status.success() { Ok(()) } else { bail!("the suite {suite} failed") }
+}
+
+/// Builds the command as users have it. Returns where it is.
+fn latch() -> Result<PathBuf> {
+    let build = ["build", "--release", "--package", "latch", "--message-format", "json-render-diagnostics"];
+    let output = cargo(&build).stderr(Stdio::inherit()).output().context("cargo build cannot be started")?;
+    let built = output.stdout.split(|byte| *byte == b'\n').find_map(|line| {
+        let message: serde_json::Value = serde_json::from_slice(line).ok()?;
+        message["executable"].as_str().map(PathBuf::from)
+    });
+    match built {
+        Some(latch) if output.status.success() => Ok(latch),
+        _ => bail!("the command latch was not built"),
+    }
 }
 
 fn crash(images: Option<u64>, kill: Option<u64>, seed: Option<u64>) -> Result<()> {
