@@ -4,6 +4,9 @@
 #![allow(clippy::disallowed_methods)]
 
 mod peers;
+#[path = "../../crates/server/tests/it/schemathesis.rs"]
+#[allow(dead_code)]
+mod schemathesis;
 #[path = "../../crates/store/tests/it/server.rs"]
 #[allow(dead_code)]
 mod server;
@@ -83,6 +86,24 @@ enum Task {
         #[arg(long)]
         seed: Option<u64>,
     },
+    /// Runs the tests of the server under load for longer than `test` does. Without an option, it says which there are.
+    Server {
+        /// Times to kill a server whose clients repeat their calls under an Idempotency-Key.
+        #[arg(long)]
+        kills: Option<u64>,
+        /// Seconds in which 1,000 clients watch what 256 write.
+        #[arg(long)]
+        load: Option<u64>,
+    },
+    /// Sends random requests, made from the OpenAPI document, with schemathesis, and installs it if it is missing.
+    FuzzApi {
+        /// Requests.
+        #[arg(long, default_value_t = 10_000)]
+        cases: u64,
+        /// The seed of the random numbers.
+        #[arg(long)]
+        seed: Option<u64>,
+    },
     /// Simulates whole workflow engines under faults, for longer than `test` does.
     Sim {
         /// How many seeds, from 1 on: 10000 by default.
@@ -144,6 +165,21 @@ fn work(task: Task) -> Result<()> {
             }
             campaign(&parts, seed)
         }
+        Task::Server { kills, load } => {
+            let parts = [
+                (SERVER, "kill::", "LATCHWORK_KILLS", kills),
+                (COMMAND, "endure::nothing_is_lost", "LATCHWORK_KILLS", kills),
+                (COMMAND, "load::", "LATCHWORK_LOAD_SECONDS", load),
+            ];
+            let asked =
+                |(package, filter, variable, count): (_, _, _, Option<u64>)| Some((package, filter, variable, count?));
+            let parts: Vec<_> = parts.into_iter().filter_map(asked).collect();
+            if parts.is_empty() {
+                bail!("say how much: --kills N, --load SECONDS or both");
+            }
+            campaign(&parts, None)
+        }
+        Task::FuzzApi { cases, seed } => campaign(&[(SERVER, "fuzz::", "LATCHWORK_API_CASES", cases)], seed),
         Task::Sim { seeds, seed, grants } => sim(seeds, seed, grants),
         Task::Tidy { words } => {
             tidy::check(&root()).and(if words || words::IS_ON { words::check(&root()) } else { Ok(()) })
@@ -209,10 +245,27 @@ fn test() -> Result<()> {
     let server = server::Server::start();
     let mut tests = cargo(&["test", "--workspace", "--all-features", "--lib", "--bins", "--tests"]);
     tests.env(server::VARIABLE, &server.url);
+    tests.env(schemathesis::VARIABLE, schemathesis());
     run("tests", tests)?;
     drop(server);
     run("examples in documents", cargo(&["test", "--workspace", "--all-features", "--doc"]))?;
     tidy.and(words)
+}
+
+/// The tester of the API, installed if that is possible. Without a way to the package index of Python, random requests
+/// are left out.
+fn schemathesis() -> std::ffi::OsString {
+    let python = ["-c", "import ensurepip, venv"];
+    let _ = install_unless(|| works(Command::new("python3").args(python)), "Python with venv", "python3-venv");
+    let folder = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from).join("tmp");
+    match schemathesis::program(&folder) {
+        Ok(Some(program)) => program.into(),
+        Ok(None) => "off".into(),
+        Err(error) => {
+            println!("── random requests to the API: skipped, schemathesis cannot be installed: {error}");
+            "off".into()
+        }
+    }
 }
 
 /// Makes sure that `program` is installed, by Debian's `package` if this process may install it.
@@ -332,6 +385,8 @@ fn sim(seeds: Option<u64>, seed: Option<u64>, grants: Option<u64>) -> Result<()>
 /// The packages that have campaigns. The integration tests of the library are a package of their own.
 const STORE: &str = "latchwork-store";
 const LIBRARY: &str = "latchwork-tests";
+const SERVER: &str = "latchwork-server";
+const COMMAND: &str = "latch";
 
 /// The tests that take a seed, and print what happens.
 const SIMULATIONS: [&str; 7] = [

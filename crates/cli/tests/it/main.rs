@@ -6,9 +6,12 @@
 mod claim;
 mod database;
 mod dev;
+mod endure;
+mod load;
 mod lock;
 mod lock_run;
 mod node;
+mod nouns;
 mod remote;
 mod review;
 mod schedule;
