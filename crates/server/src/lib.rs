@@ -35,6 +35,10 @@ mod routes;
 mod server;
 mod wire;
 
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/server/service.md")]
+struct ServiceGuide;
+
 pub use access::{Access, AccessError, NewToken, Role, Token};
 pub use api::Api;
 pub use limits::Limits;

@@ -7,6 +7,7 @@ mod claim;
 mod database;
 mod dev;
 mod endure;
+mod guides;
 mod load;
 mod lock;
 mod lock_run;
