@@ -4,6 +4,9 @@
 #![allow(clippy::disallowed_methods)]
 
 mod peers;
+#[path = "../../crates/server/tests/it/schemathesis.rs"]
+#[allow(dead_code)]
+mod schemathesis;
 #[path = "../../crates/store/tests/it/server.rs"]
 #[allow(dead_code)]
 mod server;
@@ -29,8 +32,8 @@ enum Task {
     Test,
     /// Runs a suite of benchmarks and prints its figures.
     Bench {
-        /// The suite: store, postgres, entities, state, workflows, messages, locks, claims, admission, flows, or peers,
-        /// which installs other engines and runs them beside this one.
+        /// The suite: store, postgres, entities, state, workflows, messages, locks, claims, admission, flows, nodes,
+        /// server, or peers, which installs other engines and runs them beside this one.
         suite: String,
         /// One JSON object per line instead of a table.
         #[arg(long)]
@@ -79,6 +82,24 @@ enum Task {
         /// Concurrent histories.
         #[arg(long)]
         histories: Option<u64>,
+        /// The seed of the random numbers.
+        #[arg(long)]
+        seed: Option<u64>,
+    },
+    /// Runs the tests of the server under load for longer than `test` does. Without an option, it says which there are.
+    Server {
+        /// Times to kill a server whose clients repeat their calls under an Idempotency-Key.
+        #[arg(long)]
+        kills: Option<u64>,
+        /// Seconds in which 1,000 clients watch what 256 write.
+        #[arg(long)]
+        load: Option<u64>,
+    },
+    /// Sends random requests, made from the OpenAPI document, with schemathesis, and installs it if it is missing.
+    FuzzApi {
+        /// Requests.
+        #[arg(long, default_value_t = 10_000)]
+        cases: u64,
         /// The seed of the random numbers.
         #[arg(long)]
         seed: Option<u64>,
@@ -144,6 +165,21 @@ fn work(task: Task) -> Result<()> {
             }
             campaign(&parts, seed)
         }
+        Task::Server { kills, load } => {
+            let parts = [
+                (SERVER, "kill::", "LATCHWORK_KILLS", kills),
+                (COMMAND, "endure::nothing_is_lost", "LATCHWORK_KILLS", kills),
+                (COMMAND, "load::", "LATCHWORK_LOAD_SECONDS", load),
+            ];
+            let asked =
+                |(package, filter, variable, count): (_, _, _, Option<u64>)| Some((package, filter, variable, count?));
+            let parts: Vec<_> = parts.into_iter().filter_map(asked).collect();
+            if parts.is_empty() {
+                bail!("say how much: --kills N, --load SECONDS or both");
+            }
+            campaign(&parts, None)
+        }
+        Task::FuzzApi { cases, seed } => campaign(&[(SERVER, "fuzz::", "LATCHWORK_API_CASES", cases)], seed),
         Task::Sim { seeds, seed, grants } => sim(seeds, seed, grants),
         Task::Tidy { words } => {
             tidy::check(&root()).and(if words || words::IS_ON { words::check(&root()) } else { Ok(()) })
@@ -212,6 +248,7 @@ fn test() -> Result<()> {
     let server = server::Server::start();
     let mut tests = cargo(&["test", "--workspace", "--all-features", "--lib", "--bins", "--tests"]);
     tests.env(server::VARIABLE, &server.url);
+    tests.env(schemathesis::VARIABLE, schemathesis());
     run("tests", tests)?;
     drop(server);
     run("examples in documents", cargo(&["test", "--workspace", "--all-features", "--doc"]))?;
@@ -220,6 +257,22 @@ fn test() -> Result<()> {
 
 fn install_postgres() -> Result<()> {
     install_unless(|| server::binary("postgres").is_absolute(), "PostgreSQL", "postgresql")
+}
+
+/// The tester of the API, installed if that is possible. Without a way to the package index of Python, random requests
+/// are left out.
+fn schemathesis() -> std::ffi::OsString {
+    let python = ["-c", "import ensurepip, venv"];
+    let _ = install_unless(|| works(Command::new("python3").args(python)), "Python with venv", "python3-venv");
+    let folder = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from).join("tmp");
+    match schemathesis::program(&folder) {
+        Ok(Some(program)) => program.into(),
+        Ok(None) => "off".into(),
+        Err(error) => {
+            println!("── random requests to the API: skipped, schemathesis cannot be installed: {error}");
+            "off".into()
+        }
+    }
 }
 
 /// Makes sure that `program` is installed, by Debian's `package` if this process may install it.
@@ -250,11 +303,12 @@ fn bench(suite: &str, json: bool, quick: bool, only: Vec<String>) -> Result<()> 
         "admission" | "claims" | "entities" | "flows" | "locks" | "messages" | "nodes" | "state" | "workflows" => {
             "latchwork"
         }
+        "server" => "latchwork-server",
         "peers" if !only.is_empty() => bail!("the suite peers runs as a whole"),
         "peers" => return peers::bench(json, quick),
         other => {
-            let suites =
-                "store, postgres, entities, state, workflows, messages, locks, claims, admission, flows, nodes, peers";
+            let suites = "store, postgres, entities, state, workflows, messages, locks, claims, admission, flows, \
+                          nodes, server, peers";
             bail!("there is no suite {other}; there are: {suites}")
         }
     };
@@ -279,8 +333,15 @@ fn bench_postgres(json: bool, quick: bool, only: &[String]) -> Result<()> {
 
 fn bench_of(package: &str, suite: &str, json: bool, quick: bool, only: &[String]) -> Result<()> {
     let mut command = cargo(&["bench", "--quiet", "--package", package, "--bench", suite]);
-    // The same features for every suite, so that all of them are built once.
-    command.args(["--features", if package == "latchwork-store" { "postgres" } else { "flow,postgres" }]);
+    // The same features for every suite of a package, so that all of them are built once.
+    for (of, features) in [("latchwork-store", "postgres"), ("latchwork", "flow,postgres")] {
+        if of == package {
+            command.args(["--features", features]);
+        }
+    }
+    if suite == "server" {
+        command.env("LATCHWORK_LATCH", latch()?);
+    }
     command.arg("--").args(only);
     if json {
         command.arg("--json");
@@ -290,6 +351,20 @@ fn bench_of(package: &str, suite: &str, json: bool, quick: bool, only: &[String]
     }
     let status = command.status().context("cargo bench cannot be started")?;
     if status.success() { Ok(()) } else { bail!("the suite {suite} failed") }
+}
+
+/// Builds the command as users have it. Returns where it is.
+fn latch() -> Result<PathBuf> {
+    let build = ["build", "--release", "--package", "latch", "--message-format", "json-render-diagnostics"];
+    let output = cargo(&build).stderr(Stdio::inherit()).output().context("cargo build cannot be started")?;
+    let built = output.stdout.split(|byte| *byte == b'\n').find_map(|line| {
+        let message: serde_json::Value = serde_json::from_slice(line).ok()?;
+        message["executable"].as_str().map(PathBuf::from)
+    });
+    match built {
+        Some(latch) if output.status.success() => Ok(latch),
+        _ => bail!("the command latch was not built"),
+    }
 }
 
 fn crash(images: Option<u64>, kill: Option<u64>, seed: Option<u64>) -> Result<()> {
@@ -318,6 +393,8 @@ fn sim(seeds: Option<u64>, seed: Option<u64>, grants: Option<u64>) -> Result<()>
 /// The packages that have campaigns. The integration tests of the library are a package of their own.
 const STORE: &str = "latchwork-store";
 const LIBRARY: &str = "latchwork-tests";
+const SERVER: &str = "latchwork-server";
+const COMMAND: &str = "latch";
 
 /// The tests that take a seed, and print what happens.
 const SIMULATIONS: [&str; 7] = [

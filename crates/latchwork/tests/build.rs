@@ -1,6 +1,8 @@
 //! Makes a module of each guide in docs/, from its examples in Rust, so that `guides.rs` compiles them. It knows the
 //! fences and comments of Markdown, and nothing of the examples.
 //!
+//! The guides of docs/server/ are those of another crate, which compiles their examples itself.
+//!
 //! The examples of a guide are one function. Each example is a block inside the block of the example before, so it sees
 //! the names of all earlier ones and may define them again. A comment that begins with `<!-- rust` holds what the
 //! examples use and the guide does not show. Line N of a module is line N of its guide.
@@ -34,6 +36,9 @@ fn main() {
 fn markdown_files(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("the folder of the guides can be read") {
         let path = entry.expect("the folder can be read").path();
+        if path.is_dir() && path.ends_with("server") {
+            continue;
+        }
         if path.is_dir() {
             markdown_files(&path, found);
         } else if path.extension().is_some_and(|extension| extension == "md") {

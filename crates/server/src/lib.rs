@@ -37,6 +37,10 @@ mod tasks;
 mod wire;
 mod workers;
 
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/server/service.md")]
+struct ServiceGuide;
+
 pub use access::{Access, AccessError, NewToken, Role, Token};
 pub use api::Api;
 pub use limits::Limits;

@@ -288,8 +288,9 @@ fn a_signal_ends_the_wait_and_leaves_nothing_behind() {
 #[test]
 fn the_command_ends_if_its_holder_is_killed_and_the_next_one_gets_the_lock() {
     let (server, name) = (Server::start(), format!("cli_{}_killed", std::process::id()));
-    let (_directory, store) = data();
-    for place in [Place::directory(&store), Place::database(&server, &name)] {
+    let ((_directory, store), (_other, served)) = (data(), data());
+    let serving = Serving::on(&served);
+    for place in [Place::directory(&store), Place::database(&server, &name), Place::server(&serving.url)] {
         // A child of the command is ended, too.
         let mut running = place.start(&["nightly", "--lease", "2s"], "sleep 60 & echo $!; wait");
         let grandchild: u32 = running.line().parse().unwrap();
@@ -307,19 +308,26 @@ fn the_command_ends_if_its_holder_is_killed_and_the_next_one_gets_the_lock() {
 #[test]
 fn a_holder_that_stands_still_loses_the_lock_and_its_command_is_terminated_before() {
     let (server, name) = (Server::start(), format!("cli_{}_paused", std::process::id()));
-    let place = Place::database(&server, &name);
-    let running = place.start(&["nightly", "--lease", "2s"], "exec sleep 60");
-    let (latch, command) = (running.latch.id(), running.child);
-    signal(latch, "STOP");
-    // The guard ends the command while the holder stands still, and before the lock has another holder.
-    let look = format!("case $(cut -d ' ' -f 3 /proc/{command}/stat) in Z|X|'') ;; *) exit 9;; esac");
-    let next = place.output(&["nightly", "--wait", "60s"], &["sh", "-c", &look]);
-    assert_eq!(next.status.code(), Some(0), "{}", text(&next.stderr));
-    signal(latch, "CONT");
-    let (code, said) = running.end();
-    assert_eq!(code, Some(76), "{said}");
-    assert!(said.contains("stood still for 1s"), "{said}");
-    assert!(said.contains("lock \"nightly\" was lost while this process stood still"), "{said}");
+    let (_directory, store) = data();
+    let serving = Serving::on(&store);
+    for (place, cause) in [
+        (Place::database(&server, &name), "was lost while this process stood still"),
+        // A server tells only that the session has ended.
+        (Place::server(&serving.url), "was lost"),
+    ] {
+        let running = place.start(&["nightly", "--lease", "2s"], "exec sleep 60");
+        let (latch, command) = (running.latch.id(), running.child);
+        signal(latch, "STOP");
+        // The guard ends the command while the holder stands still, and before the lock has another holder.
+        let look = format!("case $(cut -d ' ' -f 3 /proc/{command}/stat) in Z|X|'') ;; *) exit 9;; esac");
+        let next = place.output(&["nightly", "--wait", "60s"], &["sh", "-c", &look]);
+        assert_eq!(next.status.code(), Some(0), "{}", text(&next.stderr));
+        signal(latch, "CONT");
+        let (code, said) = running.end();
+        assert_eq!(code, Some(76), "{said}");
+        assert!(said.contains("stood still for 1s"), "{said}");
+        assert!(said.contains(&format!("lock \"nightly\" {cause}")), "{said}");
+    }
 }
 
 #[test]

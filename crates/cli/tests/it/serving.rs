@@ -49,8 +49,13 @@ impl Serving {
     }
 
     /// Asks the server to end, and returns its exit code.
-    pub(crate) fn end(mut self) -> Option<i32> {
+    pub(crate) fn end(self) -> Option<i32> {
         self.signal("TERM");
+        self.end_of_signalled()
+    }
+
+    /// The exit code of a server that was asked to end.
+    pub(crate) fn end_of_signalled(mut self) -> Option<i32> {
         self.process.wait().unwrap().code()
     }
 }

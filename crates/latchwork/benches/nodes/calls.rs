@@ -62,7 +62,8 @@ async fn remote_signal(rounds: usize) -> (f64, f64) {
     (median(times), floor)
 }
 
-/// Two nodes take one lock in turn. The time of a hand-over: half of the time from one own turn to the next.
+/// Two nodes take one lock in turn. The time of a hand-over: half of the time from an own release to the next own turn.
+/// The other node waits at every own release, so it has a turn in between.
 async fn lock(rounds: usize) -> (f64, f64) {
     let server = Server::start_own();
     let store = store(&server.url, "bench").await;
@@ -70,15 +71,14 @@ async fn lock(rounds: usize) -> (f64, f64) {
     let floor = two_commits(&store, rounds).await;
     let other = Process::start("locks", &server.url, "bench", 0).ready();
     let (lock, mut times) = (engine.mutex("bench"), Vec::new());
-    let mut before = None;
+    let mut released: Option<Instant> = None;
     for _ in 0..rounds {
         let guard = lock.clone().acquire().await.expect("the lock");
-        let token = guard.token().number();
-        let now = Instant::now();
-        if let Some((then, last)) = before.replace((now, token)) {
-            let handed: u64 = token - last;
-            times.push((now - then) / handed.max(1) as u32);
+        times.extend(released.map(|released| released.elapsed() / 2));
+        while engine.locks().inspect("bench").await.expect("the lock is held").waiters.is_empty() {
+            tokio::task::yield_now().await;
         }
+        released = Some(Instant::now());
         guard.release().await.expect("a release");
     }
     drop(other);

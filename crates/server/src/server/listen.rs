@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustls::ServerConfig;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio_rustls::TlsAcceptor;
 
 use crate::access::Access;
@@ -18,6 +18,10 @@ use crate::server::tls::TlsFiles;
 
 /// The port if none is given.
 const PORT: u16 = 7420;
+
+/// Connections that the system keeps until they are accepted; it may allow fewer. Those beyond are delayed by a second
+/// or more, or reset, which must not happen to a thousand clients that connect again at the same time.
+const BACKLOG: u32 = 4096;
 
 /// A place to listen.
 #[derive(Debug, Clone)]
@@ -89,10 +93,18 @@ impl Listen {
             }
         };
         let refused = |cause: io::Error| ServerError::Listen { address: address.to_string(), cause };
-        let listener = TcpListener::bind(address).await.map_err(refused)?;
+        let listener = listener(address).map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;
         Ok(Bound::Tcp(listener, address, tls))
     }
+}
+
+fn listener(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // A server that has just ended leaves connections behind, which must not keep the next one from its address.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 fn acceptor(config: ServerConfig) -> TlsAcceptor {

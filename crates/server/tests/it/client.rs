@@ -21,6 +21,14 @@ pub(crate) struct Running {
     _directory: TempDir,
 }
 
+impl Running {
+    /// A server that the test has started on a directory.
+    pub(crate) fn on(server: Server, engine: Engine, directory: TempDir) -> Running {
+        let place = address(&server);
+        Running { server, engine, place, _directory: directory }
+    }
+}
+
 /// Starts a server on a new store, on a free port.
 pub(crate) async fn start() -> Running {
     start_with(|server| server).await
@@ -30,17 +38,14 @@ pub(crate) async fn start_with(change: impl FnOnce(ServerBuilder) -> ServerBuild
     let directory = tempfile::tempdir().unwrap();
     let engine = Engine::open(directory.path()).start().await.unwrap();
     let server = Server::builder().namespace("default", Api::on(&engine)).listen(free());
-    let server = change(server).start().await.unwrap();
-    let place = address(&server);
-    Running { server, engine, place, _directory: directory }
+    Running::on(change(server).start().await.unwrap(), engine, directory)
 }
 
 /// Starts a server on an engine of the test.
 pub(crate) async fn start_api(engine: Engine, api: Api) -> Running {
     let directory = tempfile::tempdir().unwrap();
     let server = Server::builder().namespace("default", api).listen(free()).start().await.unwrap();
-    let place = address(&server);
-    Running { server, engine, place, _directory: directory }
+    Running::on(server, engine, directory)
 }
 
 pub(crate) fn free() -> latchwork_server::Listen {
@@ -143,19 +148,30 @@ impl Ask {
         answer.status().as_u16()
     }
 
+    /// The answer, unless the connection breaks before its end.
+    pub(crate) async fn try_on(self, stream: TcpStream, host: &str) -> Option<Answer> {
+        let (sent, driver) = self.try_sent(stream, host).await;
+        let (parts, body) = sent.ok()?.into_parts();
+        let bytes = body.collect().await.ok()?.to_bytes().to_vec();
+        driver.abort();
+        Some(whole(&parts, bytes))
+    }
+
     async fn on<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(self, stream: S, host: &str) -> Answer {
         let (answer, driver) = self.sent(stream, host).await;
         let (parts, body) = answer.into_parts();
         let bytes = body.collect().await.unwrap().to_bytes().to_vec();
-        let text = String::from_utf8_lossy(&bytes).into_owned();
         driver.abort();
-        let headers = parts.headers.iter();
-        let headers = headers.map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_string())).collect();
-        Answer { status: parts.status.as_u16(), headers, bytes, text }
+        whole(&parts, bytes)
     }
 
     /// The answer as it begins, and the task that drives its connection.
     async fn sent<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(self, stream: S, host: &str) -> Sent {
+        let (answer, driver) = self.try_sent(stream, host).await;
+        (answer.unwrap(), driver)
+    }
+
+    async fn try_sent<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(self, stream: S, host: &str) -> TrySent {
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
         let driver = tokio::spawn(connection);
         let mut request = axum::http::Request::builder().method(self.method.as_str()).uri(self.path);
@@ -166,11 +182,21 @@ impl Ask {
             request = request.header(name, value);
         }
         let request = request.body(Body::from(self.body.unwrap_or_default())).unwrap();
-        (sender.send_request(request).await.unwrap(), driver)
+        (sender.send_request(request).await, driver)
     }
 }
 
-type Sent = (axum::http::Response<hyper::body::Incoming>, tokio::task::JoinHandle<hyper::Result<()>>);
+type Begun = axum::http::Response<hyper::body::Incoming>;
+type Driver = tokio::task::JoinHandle<hyper::Result<()>>;
+type Sent = (Begun, Driver);
+type TrySent = (hyper::Result<Begun>, Driver);
+
+fn whole(parts: &axum::http::response::Parts, bytes: Vec<u8>) -> Answer {
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    let headers = parts.headers.iter();
+    let headers = headers.map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_string())).collect();
+    Answer { status: parts.status.as_u16(), headers, bytes, text }
+}
 
 /// Sends bytes, and returns what is answered until the server closes the connection.
 pub(crate) async fn raw(place: &str, bytes: &[u8]) -> Answer {

@@ -1,6 +1,7 @@
 //! Starting, ending, sockets, and routers in other applications.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use latchwork::json;
 use latchwork::store::{Env, Store};
@@ -26,6 +27,17 @@ async fn a_server_is_healthy_and_ready_until_it_ends() {
     let place = running.place.clone();
     let _ = running.server.shutdown().await;
     assert!(tokio::net::TcpStream::connect(place).await.is_err());
+}
+
+#[tokio::test]
+async fn many_clients_connect_at_the_same_time() {
+    let running = start().await;
+    let address: SocketAddr = running.place.parse().unwrap();
+    // The server runs on this thread, and accepts none before all have connected.
+    let connect = |_| std::net::TcpStream::connect_timeout(&address, Duration::from_millis(500)).unwrap();
+    let clients: Vec<_> = (0..500).map(connect).collect();
+    assert_eq!(ask("GET", "/healthz").of(&running).await.status, 200);
+    drop(clients);
 }
 
 #[tokio::test]

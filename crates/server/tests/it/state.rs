@@ -4,10 +4,14 @@ use axum::body::Body;
 use http_body_util::BodyExt;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use latchwork::state::States;
+use latchwork::store::{History, Store};
+use latchwork::workflow::Engine;
 use latchwork::{Value, json};
+use latchwork_server::Api;
 use tokio::net::TcpStream;
 
-use crate::client::{Answer, Ask, Running, ask, start};
+use crate::client::{Answer, Ask, Running, ask, start, start_api};
 
 const STATE: &str = "/v1/state/session/s-1";
 
@@ -266,4 +270,24 @@ async fn a_state_is_watched_from_any_position() {
     assert_eq!(slot.next().await.1["state"], json!(null));
     ask("POST", "/v1/slots/orders/increment?workflow=import").json(json!({})).of(&running).await;
     assert_eq!(slot.next().await.1["state"], 1);
+}
+
+#[tokio::test]
+async fn a_position_of_dropped_history_is_refused() {
+    let store = Store::memory().await.unwrap();
+    States::with_history(&store, History::Generations(2)).await.unwrap();
+    let engine = Engine::on(&store).start().await.unwrap();
+    let running = start_api(engine.clone(), Api::on(&engine)).await;
+    operation("increment", json!({"path": "n"})).of(&running).await;
+    let path = format!("{STATE}/watch");
+    let (early, _) = Stream::open(&running, &path, None).await.next().await;
+    for _ in 0..8 {
+        operation("increment", json!({"path": "n"})).of(&running).await;
+    }
+    while store.maintain().await.unwrap() {}
+    let dropped = ask("GET", &path).header("last-event-id", &early.to_string()).of(&running).await;
+    let problem = dropped.is_problem(410, "history-dropped");
+    assert!(problem["oldest_generation"].as_u64().unwrap() > early, "{problem}");
+    // Without a position, the stream begins with the state as it is.
+    assert_eq!(Stream::open(&running, &path, None).await.next().await.1["rev"], 9);
 }

@@ -1,5 +1,7 @@
 //! Watching a container or a slot as a stream of events. The position of an event is the generation of its commit.
 
+use std::time::Duration;
+
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
@@ -27,6 +29,9 @@ pub(super) struct WatchQuery {
     /// is now.
     after: Option<u64>,
 }
+
+/// How long a stream waits for its first event before it begins.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Which slot is watched, and where the stream begins.
 #[derive(Debug, Default, Deserialize, IntoParams)]
@@ -108,9 +113,31 @@ async fn watched(namespace: &Namespace, container: Container, after: Option<u64>
             (now, Some(event(now, &ChangeWire::now(state, rev))))
         }
     };
-    let watch = container.watch(from).await?;
+    let mut watch = container.watch(from).await?;
+    let first = match first {
+        Some(now) => Some(now),
+        None => first_change(namespace, from, &mut watch).await?,
+    };
     let changes = stream::unfold(Some(watch), next);
     Ok(sse_answer(namespace, stream::iter(first).map(Ok).chain(changes)))
+}
+
+/// The first change after a known position, if it comes soon. History that is no longer kept is found by reading it,
+/// and belongs into the status of the answer.
+async fn first_change(
+    namespace: &Namespace,
+    from: Generation,
+    watch: &mut StateWatch,
+) -> Result<Option<SseEvent>, Problem> {
+    if namespace.engine().store().generation().await? <= from {
+        return Ok(None);
+    }
+    tokio::select! {
+        biased;
+        change = watch.next() => Ok(change?.map(|change| event(change.generation, &ChangeWire::from(change)))),
+        // A watch may be dropped while it waits, and loses nothing.
+        () = namespace.env().sleep(PATIENCE) => Ok(None),
+    }
 }
 
 async fn next(watch: Option<StateWatch>) -> Option<(Result<SseEvent, Problem>, Option<StateWatch>)> {
