@@ -125,8 +125,9 @@ impl Job {
         }
         let code = code(status);
         Ok(match (is_terminated, is_guarded) {
-            (true, _) => Outcome::Lost(code),
-            (false, true) => Outcome::Stalled(code),
+            // The guard was first, whatever this process has noticed since.
+            (_, true) => Outcome::Stalled(code),
+            (true, false) => Outcome::Lost(code),
             (false, false) => Outcome::Done(code),
         })
     }
