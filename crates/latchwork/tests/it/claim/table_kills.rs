@@ -7,7 +7,7 @@
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use latchwork::claim::{ActionCtx, AfterEffect, ClaimStep, ClaimWorkflow, Claims, StoredClaims};
+use latchwork::claim::{ActionCtx, AfterEffect, ClaimError, ClaimStep, Claims, StoredClaims};
 use latchwork::json;
 use latchwork::node::NodeOptions;
 use latchwork::workflow::Engine;
@@ -24,9 +24,10 @@ fn here(place: &Place) -> Place {
     Place { url: place.url.clone(), schema: place.schema.clone() }
 }
 
-async fn claims(engine: &Engine, place: &Place) -> Option<Claims> {
+async fn claims(engine: &Engine, place: &Place) -> Result<Claims, ClaimError> {
     let step = ClaimStep { lease: Some(Duration::from_secs(1)), ..pay() };
-    let workflow = ClaimWorkflow { steps: vec![step], ..invoices(place) };
+    let mut workflow = invoices(place);
+    workflow.steps[0] = step;
     let (acting, receiving) = (here(place), here(place));
     let receipt = move |effect: AfterEffect| {
         let place = here(&receiving);
@@ -39,7 +40,7 @@ async fn claims(engine: &Engine, place: &Place) -> Option<Claims> {
     };
     let action = move |ctx: ActionCtx| act(ctx, here(&acting));
     let builder = Claims::on(engine).workflow(workflow).action("Pay", action).after_effect("Receipt", receipt);
-    builder.sweep_every(Duration::from_millis(50)).start().await.ok()
+    builder.sweep_every(Duration::from_millis(50)).start().await
 }
 
 async fn is_paid(claims: &Claims, invoice: i64) -> bool {
@@ -75,7 +76,7 @@ async fn the_process_that_is_killed_while_it_pays() {
             for invoice in (1..=INVOICES).filter(|invoice| invoice % LANES == lane) {
                 // Another life has paid it, or its claim is held until the lease is over.
                 while !is_paid(&claims, invoice).await {
-                    let fire = claims.fire("invoice", "pay", invoice.to_string()).input(json!({"ms": 60}));
+                    let fire = claims.fire("invoice", "pay", invoice.to_string()).input(json!({"ms": 250}));
                     if !fire.await.is_ok_and(|fired| fired.is_done()) {
                         tokio::time::sleep(Duration::from_millis(20)).await;
                     }
@@ -98,7 +99,7 @@ fn process(place: &Place) -> Child {
         .env(SCHEMA, &place.schema)
         .env(VARIABLE, &place.url)
         .stdout(Stdio::null())
-        .stderr(Stdio::null())
+        .stderr(Stdio::inherit())
         .spawn()
         .unwrap()
 }
@@ -117,7 +118,7 @@ async fn every_row_is_paid_once_while_the_process_and_the_server_are_killed() {
     let paid = format!("SELECT count(*) FROM {} WHERE status = 'paid'", place.table("invoices"));
     for kill in 0..kills {
         let mut child = process(&place);
-        tokio::time::sleep(Duration::from_millis(random.u64(500..1500))).await;
+        tokio::time::sleep(Duration::from_millis(random.u64(500..1000))).await;
         if kill % 2 == 1 {
             server.kill_and_start();
             tokio::time::sleep(Duration::from_millis(random.u64(100..500))).await;
