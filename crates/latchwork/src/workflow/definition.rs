@@ -102,6 +102,18 @@ impl WorkflowBuilder {
         self
     }
 
+    /// Breaks the limits on purpose, so that tests can show that they notice: permits are taken in a commit of their own.
+    ///
+    /// ```
+    /// # use latchwork::workflow::workflow;
+    /// let broken = workflow("import").concurrency(2).sabotage_permits();
+    /// ```
+    #[cfg(feature = "testing")]
+    pub fn sabotage_permits(mut self) -> WorkflowBuilder {
+        self.policy.permits_apart = true;
+        self
+    }
+
     /// The same for each key. The key is computed from the input once, at the start. If there is also a limit for the
     /// whole workflow, an execution needs a permit of both.
     ///

@@ -182,6 +182,20 @@ impl Admissions {
         Ok(Decided { jobs: decided, part, next })
     }
 
+    /// True if the workflow is sabotaged for a test: what takes the permits is a commit of its own.
+    fn takes_permits_apart(&self, lane: &Partition) -> bool {
+        let engine = self.engine();
+        engine.is_some_and(|engine| engine.definition(lane.workflow()).is_some_and(|it| it.policy.permits_apart))
+    }
+
+    /// A sabotage: sends what belongs into the commit of the starts by itself.
+    fn send_apart(&self, part: Option<Part>) {
+        let (Some(part), Some(engine), Some(runtime)) = (part, self.engine(), self.node.runtime.handle()) else {
+            return;
+        };
+        runtime.spawn(async move { engine.send(part).await.map(drop) });
+    }
+
     /// Answers a start whose decision is stored, or needs no commit.
     fn answer(&self, start: StartJob, decision: Ruling) {
         self.note_used(&start.first.workflow, &start.asked);
@@ -228,7 +242,7 @@ impl LanePlan for Admissions {
             Some(definition) => self.decide(&definition.policy, &mut taken, known.0).await,
             None => Err(WorkflowError::NotRegistered { name: lane.workflow().into() }),
         };
-        let Decided { jobs: mut decided, part, next } = match decided {
+        let Decided { jobs: mut decided, mut part, next } = match decided {
             Ok(decided) => decided,
             Err(error) => {
                 if !matches!(error, WorkflowError::Stopped | WorkflowError::NotRegistered { .. }) {
@@ -252,6 +266,9 @@ impl LanePlan for Admissions {
                 }
             }
             return None;
+        }
+        if self.takes_permits_apart(lane) {
+            self.send_apart(part.take());
         }
         let part = self.node.for_any(lane.as_bytes()).and(part.unwrap_or_default());
         let (mut commit, placed, rest) = part.place_whole(Commit::new());

@@ -290,6 +290,8 @@ pub(crate) struct Policy {
     pub(crate) rate: Option<RateLimit>,
     pub(crate) debounce: Option<Debounce>,
     pub(crate) batch: Option<Batch>,
+    /// Permits are taken in a commit of their own, so that tests can show that they notice.
+    pub(crate) permits_apart: bool,
 }
 
 /// What one start needs.

@@ -77,8 +77,12 @@ fn working(builder: WorkflowBuilder) -> Workflow<Job, u64> {
 
 impl Play {
     fn new() -> Play {
+        Play::with(|rejecting| rejecting)
+    }
+
+    fn with(rejecting: impl FnOnce(WorkflowBuilder) -> WorkflowBuilder) -> Play {
         let key = |job: &Job| job.key.clone();
-        let rejecting = working(workflow("rejecting").concurrency_by(2, key));
+        let rejecting = working(rejecting(workflow("rejecting").concurrency_by(2, key)));
         let queue = Queue::new().timeout(Duration::from_secs(40)).depth(12);
         let queueing = workflow("queueing").concurrency(3).concurrency_by(2, key).when_full(queue);
         let queue = Queue::new().priority(Duration::from_secs(2), |job: &Job| (job.how % 3) as i32).fair(key);
@@ -233,7 +237,10 @@ impl Play {
 }
 
 fn simulate(seed: u64, faults: Faults) -> (Report, Vec<String>) {
-    let play = Play::new();
+    simulate_play(&Play::new(), seed, faults)
+}
+
+fn simulate_play(play: &Play, seed: u64, faults: Faults) -> (Report, Vec<String>) {
     let report = play.simulation(seed).faults(faults).timeout(Duration::from_secs(3 * 86_400)).run();
     let mut complaints = play.seen.lock().complaints.clone();
     complaints.extend(report.stuck.clone());
@@ -246,6 +253,17 @@ fn simulate(seed: u64, faults: Faults) -> (Report, Vec<String>) {
 #[test]
 fn limits_keep_their_promises_under_any_faults() {
     campaign_of(simulate, 100);
+}
+
+/// If a permit is taken in another commit than that of its run, a crash or another start can come in between.
+#[test]
+fn permits_in_a_commit_of_their_own_are_noticed() {
+    let noticed = (1..=20).filter(|seed| {
+        let broken = Play::with(WorkflowBuilder::sabotage_permits);
+        !simulate_play(&broken, *seed, Faults::default()).1.is_empty()
+    });
+    let noticed = noticed.count();
+    assert!(noticed >= 10, "{noticed} of 20 seeds complain");
 }
 
 /// Checks that every kind of event happens, since a simulation without events proves nothing.

@@ -38,8 +38,8 @@ const SKIPPING: [&str; 2] = ["skips", "one"];
 const END: u64 = 600;
 
 /// How often the watcher sees the same pause before it resumes the schedule. That is longer than any operator pauses.
-/// The operator of a process that was paused can be the one that ends: then the operator of a later process crashes
-/// between its pause and its `resume`, and has no successor.
+/// A client of a simulation ends once, in any process. If the operator of a paused process ends, and the operator of a
+/// later process crashes between its pause and its `resume`, no operator comes after it.
 const PATIENCE: u32 = 60;
 
 #[derive(Clone, Default)]
