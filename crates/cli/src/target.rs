@@ -115,7 +115,7 @@ pub(crate) fn store_argument(
 pub(crate) enum Target {
     Store {
         argument: StoreArgument,
-        /// True if the store was named, and not the one that is there by default.
+        /// True if the store was named; false for the default directory.
         is_named: bool,
     },
     Server(Client),

@@ -74,7 +74,7 @@ impl Task {
         Ok(Change::Changed)
     }
 
-    /// The worker has done it. A second answer under the same token changes nothing: the first is the one that counts.
+    /// The worker has done it. Only the first answer under a token counts.
     pub(crate) fn complete(&mut self, token: u64, output: &Value, now: Timestamp) -> Result<Change, TaskError> {
         if matches!(self.state, TaskState::Done { .. }) && self.token == token {
             return Ok(Change::Same);

@@ -11,7 +11,7 @@ use utoipa::{IntoParams, ToSchema};
 use crate::wire::problem::{Problem, ProblemCode};
 use crate::wire::time::{TimeWire, duration, millis};
 
-/// Which lock of a name is meant. Without a parameter, the one that all code shares.
+/// Which lock of a name is meant. Without a parameter, the lock of the whole store.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -167,7 +167,7 @@ impl LockOwnerWire {
 pub(crate) struct LockRequestWire {
     #[serde(flatten)]
     owner: LockOwnerWire,
-    /// The fencing token; of a waiter, the one that it will be granted.
+    /// The fencing token; of a waiter, its token once the lock is granted.
     token: u64,
     /// How many permits; a writer counts as one.
     permits: u32,
@@ -342,7 +342,7 @@ pub(crate) struct SessionShownWire {
 pub(crate) struct SessionLockWire {
     #[serde(flatten)]
     lock: LockNameWire,
-    /// The fencing token; if it waits, the one that it will be granted.
+    /// The fencing token; if it waits, its token once the lock is granted.
     token: u64,
 }
 
@@ -418,7 +418,7 @@ pub(crate) struct StandingWire {
     pub(crate) request: String,
     /// True if the session holds the lock. Otherwise the request waits in the queue.
     pub(crate) granted: bool,
-    /// The fencing token: larger than that of every earlier grant of the lock. Of a request that waits, the one that it
+    /// The fencing token: larger than that of every earlier grant of the lock. A request that waits has the token that it
     /// will be granted. With it, the request is released.
     pub(crate) token: u64,
     /// The number of requests before it in the queue; null if it is granted, or has more than a thousand before it.

@@ -32,7 +32,7 @@ pub(crate) struct StateWire {
     pub(crate) state: Value,
 }
 
-/// Which slot of a name is meant. Without a parameter, the one that all code shares.
+/// Which slot of a name is meant. Without a parameter, the slot of the whole store.
 #[derive(Debug, Clone, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]

@@ -51,7 +51,7 @@ pub(super) struct CallFailed {
 pub(super) enum NextCall {
     /// The endpoint has refused the work.
     Never,
-    /// After the usual pause, or after the one that the endpoint asks for if that is longer.
+    /// After the usual pause, or the endpoint's `Retry-After` if that is longer.
     Again(Option<Duration>),
 }
 
