@@ -125,9 +125,12 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    // The guard of a command holds nothing but a pipe, so it starts nothing else.
-    match lock::run::guard::arguments() {
-        Some(guard) => guard.watch(),
+    // These processes hold nothing but a pipe, so they start nothing else.
+    if let Some(guard) = lock::run::guard::arguments() {
+        return guard.watch();
+    }
+    match lock::run::gate::arguments() {
+        Some(gate) => gate.pass(),
         None => command(),
     }
 }

@@ -1,6 +1,6 @@
 //! `latch lock run`: exit codes, signals, and holders that are killed or stand still.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, PipeReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -295,8 +295,6 @@ fn the_command_ends_if_its_holder_is_killed_and_the_next_one_gets_the_lock() {
         let mut running = place.start(&["nightly", "--lease", "2s"], "sleep 60 & echo $!; wait");
         let grandchild: u32 = running.line().parse().unwrap();
         assert!(runs(running.child) && runs(grandchild));
-        // A command that begins before `latch` has told its guard of it is not covered: see docs/cli.md.
-        pause(Duration::from_millis(500));
         signal(running.latch.id(), "KILL");
         let (command, next) = (running.child, place.output(&["nightly", "--wait", "60s"], &["true"]));
         assert_eq!(next.status.code(), Some(0), "{}", text(&next.stderr));
@@ -304,6 +302,55 @@ fn the_command_ends_if_its_holder_is_killed_and_the_next_one_gets_the_lock() {
         let (code, said) = running.end();
         assert_eq!(code, None);
         assert!(said.contains("latch lock run was killed; its command is terminated"), "{said}");
+    }
+}
+
+/// A kill between the start of the command and the message to its guard would leave a command that nobody ends.
+#[test]
+fn a_holder_that_is_killed_at_any_moment_leaves_no_command_behind() {
+    let (directory, store) = data();
+    let place = Place::directory(&store);
+    let begun = directory.path().join("begun");
+    let script = format!("echo $$ >> '{}'; exec sleep 60", begun.display());
+    let processes = || -> Vec<u32> {
+        let written = std::fs::read_to_string(&begun).unwrap_or_default();
+        written.lines().map(|line| line.parse().unwrap()).collect()
+    };
+    for moment in 0..40 {
+        let mut latch = place.lock_run(&["nightly"], &["sh", "-c", &script]).stderr(Stdio::null()).spawn().unwrap();
+        pause(Duration::from_millis(moment));
+        signal(latch.id(), "KILL");
+        latch.wait().unwrap();
+    }
+    // Now the last command has begun, or never will.
+    pause(Duration::from_millis(500));
+    until("the end of all commands", || !processes().into_iter().any(runs));
+    assert!(!processes().is_empty(), "no kill came after the start of a command");
+}
+
+#[test]
+fn a_command_waits_for_its_gate_and_does_not_inherit_it() {
+    let begin = |gate: PipeReader, run: &[&str]| {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "exec \"$0\" __begin 3 table \"$@\" 3<&0 0</dev/null", env!("CARGO_BIN_EXE_latch")]);
+        shell.args(run).stdin(gate).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    // What every process inherits here, and the folder that `ls` reads.
+    let usual = Command::new("ls").arg("/proc/self/fd").stdin(Stdio::null()).stderr(Stdio::piped()).output().unwrap();
+    let usual = text(&usual.stdout);
+    for (byte, run, code, said) in [
+        (None, ["echo", "begun"], 76, "latch: latch lock run was killed; \"echo\" was not run\n"),
+        (Some(&b"b"[..]), ["echo", "begun"], 0, "begun\n"),
+        (Some(&b"b"[..]), ["ls", "/proc/self/fd"], 0, &usual),
+        (Some(&b"b"[..]), ["/nowhere/at/all", ""], 127, "cannot run \"/nowhere/at/all\": it does not exist any more\n"),
+    ] {
+        let (gate, mut opens) = std::io::pipe().unwrap();
+        let waits = begin(gate, &run);
+        byte.into_iter().for_each(|byte: &[u8]| opens.write_all(byte).unwrap());
+        drop(opens);
+        let output = waits.wait_with_output().unwrap();
+        let all = format!("{}{}", text(&output.stdout), text(&output.stderr));
+        assert_eq!((output.status.code(), all.ends_with(said)), (Some(code), true), "{all}");
     }
 }
 

@@ -13,6 +13,7 @@ use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::lock::fields::NameFields;
+use crate::lock::run::gate::Gate;
 use crate::lock::run::guard::{Guard, exists};
 use crate::lock::run::held::Held;
 use crate::lock::run::terminal::Terminal;
@@ -78,14 +79,20 @@ impl Job {
             OnLost::Warn => None,
         };
         let terminal = Terminal::of_this_process();
-        let mut command = Command::new(&run.command[0]);
-        command.args(&run.command[1..]).process_group(0);
+        // A command that is guarded begins when its guard knows it.
+        let gate = guard.is_some().then(Gate::closed).transpose()?;
+        let mut command = match &gate {
+            Some(gate) => Command::from(gate.before(&run.command, format)?),
+            None => Command::from(program::command(&run.command)),
+        };
+        command.process_group(0);
         command.env("LATCH_LOCK", &held.name().name).env("LATCH_FENCE", held.token().to_string());
         let child = command.spawn().map_err(|error| program::not_started(&run.command[0], &error))?;
         let group = child.id().and_then(|id| i32::try_from(id).ok()).context("the command has no process id")?;
         let mut job = Job { child, group: Pid::from_raw(group), guard, terminal };
         job.guard.iter_mut().for_each(|guard| guard.watch(job.group));
         job.terminal.iter().for_each(|terminal| terminal.give(job.group));
+        gate.into_iter().for_each(Gate::open);
         Ok(job)
     }
 

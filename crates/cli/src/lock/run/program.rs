@@ -1,9 +1,10 @@
 //! Finds the program of a command before a lock is acquired, and says clearly why it cannot be run.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use nix::unistd::{AccessFlags, access};
 
@@ -64,6 +65,13 @@ fn missing(command: &OsStr, why: &str) -> Problem {
 fn problem(exit: Exit, command: &OsStr, why: &str) -> Problem {
     let command = command.to_string_lossy();
     Problem::new(exit, format!("cannot run {:?}: {why}", plain(&command))).with("command", command.as_ref())
+}
+
+/// The program with its arguments.
+pub(crate) fn command(words: &[OsString]) -> Command {
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]);
+    command
 }
 
 /// Why the system did not start a program that was found.
