@@ -19,7 +19,8 @@ pub(crate) fn run(kind: &str, place: &str, number: &str) {
         "update" => rounds(&runtime, Updaters::open(place, number)),
         "get" => rounds(&runtime, Single::open(place, number)),
         "lock" => rounds(&runtime, Locker::open(place, number)),
-        "start" => rounds(&runtime, Starters::open(place, number)),
+        "start" => rounds(&runtime, Starters::open(place, false)),
+        "start-and-ask" => rounds(&runtime, Starters::open(place, true)),
         "follow" => rounds(&runtime, Followers::open(place, number)),
         other => panic!("there are no clients {other}"),
     }
@@ -198,25 +199,35 @@ impl Clients for Locker {
 }
 
 /// Connections that each start an execution, wait for its result, and start the next one.
-struct Starters(Vec<(Connection, u64)>);
+struct Starters {
+    /// The connections, with the input that each sends.
+    open: Vec<(Connection, u64)>,
+    /// True if the result is asked for by a request of its own.
+    asks_again: bool,
+}
 
 impl Starters {
-    async fn open(place: &str, _: usize) -> Starters {
-        let mut starters = Vec::new();
+    async fn open(place: &str, asks_again: bool) -> Starters {
+        let mut open = Vec::new();
         for number in 0..CONNECTIONS {
-            starters.push((Connection::open(place).await, number as u64));
+            open.push((Connection::open(place).await, number as u64));
         }
-        Starters(starters)
+        Starters { open, asks_again }
     }
 }
 
 impl Clients for Starters {
     async fn round(&mut self, asked: &str) -> f64 {
-        until(&mut self.0, milliseconds(asked), async |(connection, number): &mut (Connection, u64)| {
+        let asks_again = self.asks_again;
+        until(&mut self.open, milliseconds(asked), async move |(connection, number): &mut (Connection, u64)| {
             let body = format!("{{\"workflow\":\"several\",\"input\":{number}}}");
-            let id = field(connection.ask(201, "POST /v1/workflows", "", &body).await.body, "id").to_string();
-            let line = format!("GET /v1/workflows/{id}/result?wait=30s");
-            let ended = connection.ask(200, &line, "", "").await;
+            let ended = match asks_again {
+                false => connection.ask(201, "POST /v1/workflows?wait=30s", "", &body).await,
+                true => {
+                    let id = field(connection.ask(201, "POST /v1/workflows", "", &body).await.body, "id").to_string();
+                    connection.ask(200, &format!("GET /v1/workflows/{id}/result?wait=30s"), "", "").await
+                }
+            };
             assert_eq!(field(ended.body, "output"), (*number + 1).to_string());
         })
         .await

@@ -9,11 +9,14 @@ mod steer;
 pub(crate) mod tests;
 mod why;
 
+use std::time::Duration;
+
 use axum::extract::State;
 use axum::http::header::LOCATION;
 use axum::http::{HeaderValue, StatusCode, Uri};
 use axum::response::Response;
-use latchwork::workflow::WorkflowError;
+use latchwork::Value;
+use latchwork::workflow::{Handle, WorkflowError};
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::routes;
@@ -26,9 +29,10 @@ use crate::routes::entities::encoded;
 use crate::wire::page::{PageWire, page_answer};
 use crate::wire::problem::{Problem, ProblemShape};
 use crate::wire::request::{JsonBody, PathParams, QueryParams, json_answer, json_answer_at};
+use crate::wire::wait::{WaitQuery, asked, within};
 use crate::wire::workflow::ask::{NewExecution, call_tag};
 use crate::wire::workflow::list::{ListOrder, ListQuery};
-use crate::wire::workflow::{LimitWire, ListedWire, StartedWire};
+use crate::wire::workflow::{LimitWire, ListedWire, StandingWire, StartedWire};
 
 pub(crate) fn group(namespace: &Namespace) -> Group {
     Group::new(namespace, "workflows")
@@ -54,10 +58,12 @@ pub(crate) fn group(namespace: &Namespace) -> Group {
 
 /// Starts an execution, or joins one.
 ///
-/// When it is answered, the execution is stored and survives any crash.
+/// When it is answered, the execution is stored and survives any crash. With `wait`, the answer also has the result, if
+/// there is one by then. Under an `Idempotency-Key`, the same answer is given again, also if it has no result.
 #[utoipa::path(
     post,
     path = "/workflows",
+    params(WaitQuery),
     request_body = NewExecution,
     responses(
         (status = 201, description = "It was started or joined.", body = StartedWire, headers(("Location" = String))),
@@ -72,21 +78,53 @@ pub(crate) fn group(namespace: &Namespace) -> Group {
 async fn start_execution(
     State(namespace): State<Namespace>,
     call: Call,
+    QueryParams(WaitQuery { wait }): QueryParams<WaitQuery>,
     JsonBody(new): JsonBody<NewExecution>,
 ) -> Result<Response, Problem> {
+    let wait = asked(&namespace, wait.as_deref())?;
+    let workflow = new.workflow.clone();
     // The library's idempotency key of the start is the call, or the key that the client gives: the next attempt joins
     // what this one has started. A start that supersedes can have no such key; it has a tag instead, by which the next
     // attempt finds that it has taken the place.
     let started = match has_superseded(&namespace, &call, &new).await? {
-        true => StartedWire::by_id(new.id.unwrap_or_default()),
-        false => new.into_start(namespace.engine(), call.id())?.await?.into(),
+        true => namespace.engine().handle_by_id(new.id.unwrap_or_default()),
+        false => new.into_start(namespace.engine(), call.id())?.await?,
     };
-    let location = HeaderValue::try_from(format!("workflows/{}", encoded(&started.id)));
-    let mut answer = json_answer_at(StatusCode::CREATED, &started);
+    let result = match wait {
+        Some(wait) => result_of(&namespace, &started, &workflow, wait).await?,
+        None => None,
+    };
+    let location = HeaderValue::try_from(format!("workflows/{}", encoded(started.id())));
+    let mut answer = json_answer_at(StatusCode::CREATED, &StartedWire::new(&started, result));
     if let Ok(location) = location {
         answer.headers_mut().insert(LOCATION, location);
     }
     Ok(answer)
+}
+
+/// How an execution has ended, if it does within this time.
+async fn result_of(
+    namespace: &Namespace,
+    started: &Handle<Value>,
+    workflow: &str,
+    wait: Duration,
+) -> Result<Option<StandingWire>, Problem> {
+    match within(namespace, wait, started.result()).await {
+        None => Ok(None),
+        Some(Ok(output)) => Ok(Some(StandingWire::completed(started.id(), workflow, output))),
+        Some(Err(error)) if is_end(&error) => {
+            let found = namespace.engine().describe(started.id().clone()).await?;
+            Ok(found.status().is_end().then(|| StandingWire::from(&found)))
+        }
+        Some(Err(error)) => Err(error.into()),
+    }
+}
+
+/// True if the error tells what has become of an execution that was waited for: the execution itself tells more.
+fn is_end(error: &WorkflowError) -> bool {
+    use WorkflowError::{Cancelled, Failed, Parked, TimedOut};
+
+    matches!(error, Failed { .. } | TimedOut { .. } | Cancelled { .. } | Parked { .. })
 }
 
 /// True if an earlier attempt at the call has started the execution that takes the place of another.

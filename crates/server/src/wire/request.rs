@@ -1,6 +1,8 @@
 //! Reading requests and writing answers: bodies, paths and queries as extractors whose rejections are problems, within
 //! the limits of the server. This file knows no route.
 
+use std::pin::pin;
+
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
@@ -8,6 +10,7 @@ use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
+use futures_util::FutureExt;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -100,17 +103,22 @@ pub(crate) async fn read_body(headers: &HeaderMap, body: Body, namespace: &Names
     if announced.is_some_and(|length| length > limits.body_bytes as u64) {
         return Err(too_large());
     }
-    let slow = namespace.env().sleep(limits.body_time);
-    tokio::select! {
-        read = Limited::new(body, limits.body_bytes).collect() => match read {
-            Ok(read) => Ok(read.to_bytes()),
-            Err(error) if error.is::<LengthLimitError>() => Err(too_large()),
-            Err(_) => Err(Problem::new(ProblemCode::InvalidBody, "the body ended before it was complete")),
+    let mut read = pin!(Limited::new(body, limits.body_bytes).collect());
+    // Most bodies have arrived with their headers, and need no timer.
+    let read = match read.as_mut().now_or_never() {
+        Some(read) => read,
+        None => tokio::select! {
+            read = read => read,
+            () = namespace.env().sleep(limits.body_time) => {
+                let detail = format!("a body must be sent within {} s", limits.body_time.as_secs());
+                return Err(Problem::new(ProblemCode::BodyTimeout, detail));
+            }
         },
-        () = slow => {
-            let detail = format!("a body must be sent within {} s", limits.body_time.as_secs());
-            Err(Problem::new(ProblemCode::BodyTimeout, detail))
-        }
+    };
+    match read {
+        Ok(read) => Ok(read.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => Err(too_large()),
+        Err(_) => Err(Problem::new(ProblemCode::InvalidBody, "the body ended before it was complete")),
     }
 }
 

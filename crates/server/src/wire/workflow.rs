@@ -11,7 +11,7 @@ pub(crate) mod why;
 use std::collections::{BTreeMap, BTreeSet};
 
 use latchwork::workflow::{
-    Attribute, Close, Description, ExecutionState, Failure, Handle, LimitUse, Listed, Wait, WaitsFor,
+    Attribute, Close, Description, ExecutionState, Failure, Handle, LimitUse, Listed, Status, Wait, WaitsFor,
 };
 use latchwork::{Map, Value};
 use serde::Serialize;
@@ -267,11 +267,21 @@ pub(crate) struct StandingWire {
     outcome: Value,
 }
 
+impl StandingWire {
+    /// An execution, or an input of a batch, that has completed.
+    pub(crate) fn completed(id: &str, workflow: &str, output: Value) -> StandingWire {
+        StandingWire::new(id, workflow, Status::Completed, &ExecutionState::Completed(output))
+    }
+
+    fn new(id: &str, workflow: &str, status: Status, state: &ExecutionState) -> StandingWire {
+        let outcome = serde_json::to_value(OutcomeWire::of(state)).unwrap_or_default();
+        StandingWire { id: id.into(), workflow: workflow.into(), status: status.name(), outcome }
+    }
+}
+
 impl From<&Description> for StandingWire {
     fn from(found: &Description) -> StandingWire {
-        let outcome = serde_json::to_value(OutcomeWire::of(&found.state)).unwrap_or_default();
-        let (id, workflow) = (found.id.to_string(), found.workflow.clone());
-        StandingWire { id, workflow, status: found.status().name(), outcome }
+        StandingWire::new(&found.id, &found.workflow, found.status(), &found.state)
     }
 }
 
@@ -283,18 +293,15 @@ pub(crate) struct StartedWire {
     /// The number of the input in a batch, if the workflow gathers batches.
     #[schema(required)]
     item: Option<u32>,
+    /// How it has ended; of a batch, with the output of this input. Null if the call does not wait, or if the execution
+    /// has not ended, or is parked.
+    #[schema(required)]
+    result: Option<StandingWire>,
 }
 
 impl StartedWire {
-    /// An execution that is no part of a batch.
-    pub(crate) fn by_id(id: String) -> StartedWire {
-        StartedWire { id, item: None }
-    }
-}
-
-impl From<Handle<Value>> for StartedWire {
-    fn from(handle: Handle<Value>) -> StartedWire {
-        StartedWire { id: handle.id().to_string(), item: handle.item() }
+    pub(crate) fn new(handle: &Handle<Value>, result: Option<StandingWire>) -> StartedWire {
+        StartedWire { id: handle.id().to_string(), item: handle.item(), result }
     }
 }
 

@@ -119,7 +119,7 @@ async fn an_execution_is_started_and_has_a_result() {
         "attributes": {"shop": "north", "price": 4.5, "due": {"time": "2026-11-30T12:00:00Z"}},
     });
     let started = shop.post("/v1/workflows", new.clone()).await;
-    assert_eq!((started.status, started.json()), (201, json!({"id": "d/1", "item": null})));
+    assert_eq!((started.status, started.json()), (201, json!({"id": "d/1", "item": null, "result": null})));
     assert_eq!(started.header("location"), Some("workflows/d%2F1"));
     let result = shop.get("/v1/workflows/d%2F1/result?wait=30s").await;
     let ended = json!({
@@ -179,6 +179,34 @@ async fn a_result_that_is_not_there_in_time_is_accepted() {
     let failed = shop.get("/v1/workflows/s/result?wait=30s").await;
     assert_eq!((failed.status, &failed.json()["status"]), (200, &json!("failed")));
     assert_eq!(failed.json()["failure"]["code"], "shop.sold_out");
+}
+
+#[tokio::test]
+async fn a_start_that_waits_has_the_result() {
+    let shop = shop().await;
+    let start = async |query: &str, new: Value| shop.post(&format!("/v1/workflows{query}"), new).await;
+    let done = start("?wait=30s", json!({"workflow": "double", "input": 21, "id": "d"})).await;
+    let result = shop.get("/v1/workflows/d/result").await.json();
+    assert_eq!((done.status, &done.json()["result"], &result["output"]), (201, &result, &json!(42)));
+    let failed = start("?wait=30s", json!({"workflow": "sold-out", "id": "s"})).await;
+    let result = shop.get("/v1/workflows/s/result").await.json();
+    assert_eq!((failed.status, &failed.json()["result"], &result["status"]), (201, &result, &json!("failed")));
+    // It is parked, and can be resumed: there is no result yet.
+    let parked = start("?wait=30s", json!({"workflow": "brittle", "id": "b"})).await;
+    assert_eq!((parked.status, &parked.json()["result"]), (201, &json!(null)));
+    let waits = start("?wait=50ms", json!({"workflow": "order", "input": "tea", "id": "o"})).await;
+    assert_eq!((waits.status, &waits.json()["result"]), (201, &json!(null)));
+    // What is wrong with the wait is told before anything is started.
+    for wrong in ["?wait=61s", "?wait=5", "?moon=full"] {
+        start(wrong, json!({"workflow": "double", "input": 1, "id": "w"})).await.is_problem(400, "invalid-query");
+    }
+    shop.get("/v1/workflows/w").await.is_problem(404, "not-found");
+    let again = || {
+        let start = ask("POST", "/v1/workflows?wait=30s").header("idempotency-key", "k");
+        start.json(json!({"workflow": "double", "input": 4})).at(&shop.place)
+    };
+    let (first, again) = (again().await, again().await);
+    assert_eq!((&first.json()["result"]["output"], &first.text), (&json!(8), &again.text));
 }
 
 #[tokio::test]

@@ -10,6 +10,7 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use crate::api::Namespace;
+use crate::routes::workflows::is_end;
 use crate::wire::page::{PageQuery, PageWire, page_answer};
 use crate::wire::problem::{Problem, ProblemCode, ProblemShape};
 use crate::wire::request::{PathParams, QueryParams, json_answer, json_answer_at, parse};
@@ -162,12 +163,7 @@ pub(super) async fn execution_result(
     QueryParams(ResultQuery { wait, through_parks, item }): QueryParams<ResultQuery>,
 ) -> Result<Response, Problem> {
     let engine = namespace.engine();
-    let mut found = engine.describe(id.as_str()).await?;
-    let is_waited = |found: &latchwork::workflow::Description| match found.state {
-        ExecutionState::Parked(_) => through_parks,
-        _ => !found.status().is_end(),
-    };
-    if let Some(wait) = asked(&namespace, wait.as_deref())?.filter(|_| is_waited(&found)) {
+    if let Some(wait) = asked(&namespace, wait.as_deref())? {
         let handle = engine.handle_by_id(id.as_str());
         let ended = async {
             match through_parks {
@@ -176,13 +172,12 @@ pub(super) async fn execution_result(
             }
         };
         match within(&namespace, wait, ended).await {
-            // The state tells what has become of it. It is read again, for it has more than the output.
-            Some(Ok(_) | Err(WorkflowError::Failed { .. } | WorkflowError::TimedOut { .. })) | None => {}
-            Some(Err(WorkflowError::Cancelled { .. } | WorkflowError::Parked { .. })) => {}
-            Some(Err(error)) => return Err(error.into()),
+            Some(Err(error)) if !is_end(&error) => return Err(error.into()),
+            // The execution has more than the output.
+            _ => {}
         }
-        found = engine.describe(id.as_str()).await?;
     }
+    let mut found = engine.describe(id.as_str()).await?;
     if let (Some(item), ExecutionState::Completed(output)) = (item, &mut found.state) {
         *output = item_of(&id, output, item)?;
     }

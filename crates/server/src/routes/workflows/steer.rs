@@ -189,6 +189,6 @@ pub(super) async fn fork_execution(
         forked => forked?,
     };
     let location = format!("../{}", encoded(&id));
-    let started = StartedWire::by_id(id.to_string());
+    let started = StartedWire::new(&engine.handle_by_id(id), None);
     Ok(([(LOCATION, location)], json_answer_at(StatusCode::CREATED, &started)).into_response())
 }

@@ -89,8 +89,12 @@ where
     [answer, read(call(second).await).await]
 }
 
+fn no_wait() -> QueryParams<WaitQuery> {
+    QueryParams(WaitQuery::default())
+}
+
 async fn start(namespace: &Namespace, new: Value) -> Result<Response, Problem> {
-    start_execution(State(namespace.clone()), Call::default(), body(new)).await
+    start_execution(State(namespace.clone()), Call::default(), no_wait(), body(new)).await
 }
 
 #[tokio::test]
@@ -103,17 +107,22 @@ async fn a_start_is_one_execution() {
         (4, json!({"workflow": "count", "input": 4, "id": "mine", "join": true, "restart": true})),
     ] {
         let before = steps.load(Ordering::SeqCst);
-        let call = |call| start_execution(State(namespace.clone()), call, body(new.clone()));
+        let call = |call| start_execution(State(namespace.clone()), call, no_wait(), body(new.clone()));
         let [first, again] = cut_off(&namespace, key, call).await;
         assert_eq!((first.0, &first), (201, &again));
         let id = first.1["id"].as_str().unwrap();
         namespace.engine().handle_by_id(id).result().await.unwrap();
         assert_eq!(steps.load(Ordering::SeqCst), before + 1, "{new}");
     }
+    let new = json!({"workflow": "count", "input": 5});
+    let wait = || QueryParams(WaitQuery { wait: Some("30s".into()) });
+    let call = |call| start_execution(State(namespace.clone()), call, wait(), body(new.clone()));
+    let [first, again] = cut_off(&namespace, 5, call).await;
+    assert_eq!((&first.1["result"]["output"], &first), (&json!(5), &again));
     // Another caller's id stays taken.
     let (call, _attempt) = Call::begin(namespace.calls(), 9).await;
     let taken = json!({"workflow": "count", "input": 9, "id": "mine"});
-    let refused = start_execution(State(namespace.clone()), call, body(taken)).await.unwrap_err();
+    let refused = start_execution(State(namespace.clone()), call, no_wait(), body(taken)).await.unwrap_err();
     assert_eq!(refused.code(), ProblemCode::AlreadyExists);
 }
 
@@ -124,13 +133,13 @@ async fn an_execution_takes_the_place_of_another_once() {
     read(start(&namespace, later).await).await;
     let new = json!({"workflow": "count", "id": "report", "input": 2, "supersede": "terminate"});
     let (call, attempt) = Call::begin(namespace.calls(), 1).await;
-    read(start_execution(State(namespace.clone()), call, body(new.clone())).await).await;
+    read(start_execution(State(namespace.clone()), call, no_wait(), body(new.clone())).await).await;
     let result = namespace.engine().handle_by_id("report").result_through_parks().await.unwrap();
     assert_eq!(result, json!(2));
     drop(attempt);
     let (call, _attempt) = Call::begin(namespace.calls(), 1).await;
-    let again = read(start_execution(State(namespace.clone()), call, body(new)).await).await;
-    assert_eq!(again, (201, json!({"id": "report", "item": null})));
+    let again = read(start_execution(State(namespace.clone()), call, no_wait(), body(new)).await).await;
+    assert_eq!(again, (201, json!({"id": "report", "item": null, "result": null})));
     assert_eq!(steps.load(Ordering::SeqCst), 1);
 }
 
