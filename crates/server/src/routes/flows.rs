@@ -18,6 +18,7 @@ use crate::api::Namespace;
 use crate::calls::Call;
 use crate::group::Group;
 use crate::routes::entities::encoded;
+use crate::routes::workflows::still_kept;
 use crate::wire::flow::{CheckpointsWire, FlowWire, NewRequest, RequestResultWire, RequestWire, StartedWire};
 use crate::wire::page::{PageWire, page_answer};
 use crate::wire::problem::{Problem, ProblemCode, ProblemShape};
@@ -102,6 +103,7 @@ async fn run_action(
     JsonBody(new): JsonBody<NewRequest>,
 ) -> Result<Response, Problem> {
     let NewRequest { input, id, session, user, org } = new;
+    still_kept(&namespace, &call, &format!("flow:{flow}/{action}"))?;
     let mut run = registered(&namespace, &flow)?.run(&action, input);
     if let Some(session) = session {
         run = run.session(session);

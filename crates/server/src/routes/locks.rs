@@ -163,10 +163,10 @@ async fn remove_lock(
     QueryParams(scope): QueryParams<ScopeQuery>,
     call: Call,
 ) -> Result<Response, Problem> {
-    match namespace.engine().locks().remove(scope.lock(name)?).await {
-        // An earlier attempt has removed it.
-        Err(LockError::NotFound { .. }) if call.repeated_since().is_some() => {}
-        removed => removed?,
+    let (locks, name) = (namespace.engine().locks(), scope.lock(name)?);
+    match call.once() {
+        Some(once) => locks.remove_once(name, once).await?,
+        None => locks.remove(name).await?,
     }
     Ok(StatusCode::NO_CONTENT.into_response())
 }

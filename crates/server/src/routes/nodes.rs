@@ -11,6 +11,7 @@ use utoipa_axum::routes;
 
 use crate::access::Role;
 use crate::api::Namespace;
+use crate::calls::Call;
 use crate::group::Group;
 use crate::wire::node::{MostQuery, MoveWire, NodeWire, UnrunnableWire};
 use crate::wire::page::{PageWire, page_answer};
@@ -24,6 +25,11 @@ pub(crate) fn group(namespace: &Namespace) -> Group {
         .changes(Role::Admin, routes!(drain_node, undrain_node))
         .reads(routes!(node_moves))
         .reads(routes!(unrunnable_executions))
+}
+
+/// The nodes, whose change is made once for the call.
+fn nodes_of(namespace: &Namespace, call: &Call) -> Nodes {
+    call.once().into_iter().fold(nodes(namespace), Nodes::once)
 }
 
 fn nodes(namespace: &Namespace) -> Nodes {
@@ -61,8 +67,6 @@ async fn show_node(
 
 /// Drains a node: it gives its shards to the others and gets no more, but continues to serve its callers. The node
 /// itself does it, after this is answered.
-///
-/// It sets a mark: a repeated call sets it again, and nothing doubles.
 #[utoipa::path(
     put,
     path = "/nodes/{name}/drain",
@@ -78,8 +82,9 @@ async fn show_node(
 async fn drain_node(
     State(namespace): State<Namespace>,
     PathParams(name): PathParams<String>,
+    call: Call,
 ) -> Result<Response, Problem> {
-    set_draining(&namespace, &name, true).await
+    set_draining(&namespace, &name, &call, true).await
 }
 
 /// Makes a drained node take its share of the shards again.
@@ -96,12 +101,13 @@ async fn drain_node(
 async fn undrain_node(
     State(namespace): State<Namespace>,
     PathParams(name): PathParams<String>,
+    call: Call,
 ) -> Result<Response, Problem> {
-    set_draining(&namespace, &name, false).await
+    set_draining(&namespace, &name, &call, false).await
 }
 
-async fn set_draining(namespace: &Namespace, name: &str, is_draining: bool) -> Result<Response, Problem> {
-    let nodes = nodes(namespace);
+async fn set_draining(namespace: &Namespace, name: &str, call: &Call, is_draining: bool) -> Result<Response, Problem> {
+    let nodes = nodes_of(namespace, call);
     nodes.drain(name, is_draining).await?;
     Ok(json_answer(&NodeWire::from(nodes.get(name).await?)))
 }

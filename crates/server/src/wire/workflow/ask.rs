@@ -17,7 +17,7 @@ use crate::wire::when::GivenTime;
 #[serde(deny_unknown_fields)]
 pub(crate) struct NewExecution {
     /// The name of the workflow.
-    workflow: String,
+    pub(crate) workflow: String,
     /// The input, which must fit the input type of the workflow.
     #[serde(default)]
     #[schema(value_type = Value)]
