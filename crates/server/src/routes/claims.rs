@@ -16,6 +16,7 @@ use crate::access::{Caller, LOCAL_SUBJECT, Role};
 use crate::api::Namespace;
 use crate::calls::Call;
 use crate::group::Group;
+use crate::wire::answers::{NotClaimed, NotInReview};
 use crate::wire::claim::{
     ChangedWire, ClaimChange, ClaimWire, ClaimsQuery, PermittedQuery, PermittedWire, ShowQuery, ShownWire,
     TransitionWire,
@@ -175,8 +176,7 @@ enum Operation {
     request_body = ClaimChange,
     responses(
         (status = 200, description = "It was released.", body = ChangedWire),
-        (status = 404, description = "The entity is not claimed.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NotClaimed,
     )
 )]
 async fn release_claim(
@@ -197,10 +197,8 @@ async fn release_claim(
     request_body = ClaimChange,
     responses(
         (status = 200, description = "The action will run again.", body = ChangedWire),
-        (status = 404, description = "The entity is not claimed.", body = ProblemShape,
-            content_type = "application/problem+json"),
-        (status = 409, description = "The claim does not wait for an operator.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NotClaimed,
+        NotInReview,
     )
 )]
 async fn retry_claim(
@@ -222,10 +220,8 @@ async fn retry_claim(
     request_body = ClaimChange,
     responses(
         (status = 200, description = "The transition was made.", body = ChangedWire),
-        (status = 404, description = "The entity is not claimed.", body = ProblemShape,
-            content_type = "application/problem+json"),
-        (status = 409, description = "The claim does not wait for an operator.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NotClaimed,
+        NotInReview,
     )
 )]
 async fn complete_claim(

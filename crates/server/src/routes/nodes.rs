@@ -13,6 +13,7 @@ use crate::access::Role;
 use crate::api::Namespace;
 use crate::calls::Call;
 use crate::group::Group;
+use crate::wire::answers::NoSuchNode;
 use crate::wire::node::{MostQuery, MoveWire, NodeWire, UnrunnableWire};
 use crate::wire::page::{PageWire, page_answer};
 use crate::wire::problem::{Problem, ProblemShape};
@@ -54,8 +55,7 @@ async fn list_nodes(State(namespace): State<Namespace>, uri: Uri) -> Result<Resp
     params(("name" = String, Path)),
     responses(
         (status = 200, description = "The node.", body = NodeWire),
-        (status = 404, description = "There is no such node.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchNode,
     )
 )]
 async fn show_node(
@@ -73,8 +73,7 @@ async fn show_node(
     params(("name" = String, Path)),
     responses(
         (status = 200, description = "The node is being drained.", body = NodeWire),
-        (status = 404, description = "There is no such node.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchNode,
         (status = 409, description = "No other node could take over.", body = ProblemShape,
             content_type = "application/problem+json"),
     )
@@ -94,8 +93,7 @@ async fn drain_node(
     params(("name" = String, Path)),
     responses(
         (status = 200, description = "The node gets its share again.", body = NodeWire),
-        (status = 404, description = "There is no such node.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchNode,
     )
 )]
 async fn undrain_node(

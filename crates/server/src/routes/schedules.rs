@@ -10,6 +10,7 @@ use crate::access::Role;
 use crate::api::Namespace;
 use crate::calls::Call;
 use crate::group::Group;
+use crate::wire::answers::NoSuchSchedule;
 use crate::wire::page::{PageQuery, PageWire, page_answer};
 use crate::wire::problem::{Problem, ProblemCode, ProblemShape};
 use crate::wire::request::{JsonBody, PathParams, QueryParams, json_answer, json_answer_at};
@@ -68,8 +69,7 @@ async fn list_schedules(
     params(("name" = String, Path), ShowQuery),
     responses(
         (status = 200, description = "The schedule.", body = ScheduleShown),
-        (status = 404, description = "There is no such schedule.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchSchedule,
     )
 )]
 async fn get_schedule(
@@ -103,8 +103,7 @@ fn missing(name: &str) -> WorkflowError {
     params(("name" = String, Path), PageQuery),
     responses(
         (status = 200, description = "A page of past runs.", body = PageWire<RunWire>),
-        (status = 404, description = "There is no such schedule.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchSchedule,
     )
 )]
 async fn schedule_runs(
@@ -152,8 +151,7 @@ async fn put_schedule(
     params(("name" = String, Path)),
     responses(
         (status = 200, description = "It was deleted.", body = ScheduleDeleted),
-        (status = 404, description = "There is no such schedule.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchSchedule,
     )
 )]
 async fn delete_schedule(
@@ -173,8 +171,7 @@ async fn delete_schedule(
     request_body = Because,
     responses(
         (status = 200, description = "It is paused.", body = SchedulePaused),
-        (status = 404, description = "There is no such schedule.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchSchedule,
     )
 )]
 async fn pause_schedule(
@@ -195,8 +192,7 @@ async fn pause_schedule(
     params(("name" = String, Path)),
     responses(
         (status = 200, description = "It is not paused.", body = ScheduleResumed),
-        (status = 404, description = "There is no such schedule.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchSchedule,
     )
 )]
 async fn resume_schedule(
@@ -215,8 +211,7 @@ async fn resume_schedule(
     params(("name" = String, Path)),
     responses(
         (status = 200, description = "It fires.", body = ScheduleTriggered),
-        (status = 404, description = "There is no such schedule.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchSchedule,
         (status = 429, description = "Too many triggers wait.", body = ProblemShape,
             content_type = "application/problem+json"),
     )
@@ -240,8 +235,7 @@ async fn trigger_schedule(
         (status = 200, description = "They are started, one after the other.", body = ScheduleBackfilled),
         (status = 400, description = "The range is too large, or not in the past.", body = ProblemShape,
             content_type = "application/problem+json"),
-        (status = 404, description = "There is no such schedule.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchSchedule,
         (status = 429, description = "Too many backfills wait.", body = ProblemShape,
             content_type = "application/problem+json"),
     )

@@ -16,6 +16,7 @@ use crate::calls::{Call, StoredAnswer};
 use crate::group::Group;
 use crate::routes::entities::encoded;
 use crate::tasks::{Put, Take, Task, TaskCall};
+use crate::wire::answers::{LeaseLost, NoSuchTask};
 use crate::wire::page::{PageQuery, PageWire, listed};
 use crate::wire::problem::{Problem, ProblemCode, ProblemShape};
 use crate::wire::request::{JsonBody, PathParams, QueryParams, json_answer};
@@ -144,10 +145,8 @@ async fn wait_for_some(
     request_body = Heartbeat,
     responses(
         (status = 200, description = "The lease is renewed.", body = TaskWire),
-        (status = 404, description = "There is no such task.", body = ProblemShape,
-            content_type = "application/problem+json"),
-        (status = 409, description = "`lease-lost`: the token does not hold the task any more.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchTask,
+        LeaseLost,
     )
 )]
 async fn heartbeat_task(
@@ -170,10 +169,8 @@ async fn heartbeat_task(
     request_body = CompleteTask,
     responses(
         (status = 200, description = "It is done, now or before under the same token.", body = TaskWire),
-        (status = 404, description = "There is no such task.", body = ProblemShape,
-            content_type = "application/problem+json"),
-        (status = 409, description = "`lease-lost`: the token does not hold the task any more.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchTask,
+        LeaseLost,
     )
 )]
 async fn complete_task(
@@ -194,10 +191,8 @@ async fn complete_task(
     request_body = FailTask,
     responses(
         (status = 200, description = "It is `open` again, or `failed`.", body = TaskWire),
-        (status = 404, description = "There is no such task.", body = ProblemShape,
-            content_type = "application/problem+json"),
-        (status = 409, description = "`lease-lost`: the token does not hold the task any more.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchTask,
+        LeaseLost,
     )
 )]
 async fn fail_task(
@@ -219,8 +214,7 @@ async fn fail_task(
     request_body = CancelTask,
     responses(
         (status = 200, description = "It is cancelled.", body = TaskWire),
-        (status = 404, description = "There is no such task.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchTask,
         (status = 409, description = "`task-ended`: it has ended before.", body = ProblemShape,
             content_type = "application/problem+json"),
     )
@@ -271,8 +265,7 @@ async fn list_tasks(
     params(("id" = String, Path), WaitQuery),
     responses(
         (status = 200, description = "The task.", body = TaskWire),
-        (status = 404, description = "There is no such task.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchTask,
     )
 )]
 async fn get_task(

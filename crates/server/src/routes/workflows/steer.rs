@@ -11,6 +11,7 @@ use crate::api::Namespace;
 use crate::calls::Call;
 use crate::routes::entities::encoded;
 use crate::routes::workflows::still_kept;
+use crate::wire::answers::NoSuchExecution;
 use crate::wire::problem::{Problem, ProblemCode, ProblemShape};
 use crate::wire::request::{JsonBody, PathParams, json_answer_at};
 use crate::wire::workflow::StartedWire;
@@ -63,8 +64,7 @@ async fn is_the_same(namespace: &Namespace, id: &str, call: &Call) -> Result<(),
     request_body = Because,
     responses(
         (status = 204, description = "Its cancellation is stored. A second one changes nothing."),
-        (status = 404, description = "There is no such execution.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchExecution,
         (status = 409, description = "It has ended.", body = ProblemShape, content_type = "application/problem+json"),
     )
 )]
@@ -92,8 +92,7 @@ pub(super) async fn cancel_execution(
     request_body = Because,
     responses(
         (status = 204, description = "It has ended."),
-        (status = 404, description = "There is no such execution.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchExecution,
         (status = 409, description = "It had ended before.", body = ProblemShape,
             content_type = "application/problem+json"),
     )
@@ -124,8 +123,7 @@ pub(super) async fn terminate_execution(
     params(("id" = String, Path)),
     responses(
         (status = 204, description = "It continues."),
-        (status = 404, description = "There is no such execution.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchExecution,
         (status = 409, description = "It is not parked.", body = ProblemShape,
             content_type = "application/problem+json"),
     )
@@ -147,8 +145,7 @@ pub(super) async fn resume_execution(
     params(("id" = String, Path)),
     responses(
         (status = 204, description = "The attempt is made."),
-        (status = 404, description = "There is no such execution.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchExecution,
         (status = 409, description = "It does not wait for an attempt, or it has ended.", body = ProblemShape,
             content_type = "application/problem+json"),
     )
@@ -171,8 +168,7 @@ pub(super) async fn retry_execution(
     request_body = NewFork,
     responses(
         (status = 201, description = "The fork is started.", body = StartedWire, headers(("Location" = String))),
-        (status = 404, description = "There is no such execution.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchExecution,
         (status = 409, description = "It cannot be forked there, or the id is taken.", body = ProblemShape,
             content_type = "application/problem+json"),
     )
