@@ -3,6 +3,7 @@
 //     node worker.js URL
 import { Failed, Latchwork } from "../latchwork.js";
 
+/** @param {import("../latchwork.js").Task} task */
 function pay(task) {
   const { amount } = task.input.input;
   if (amount <= 0) return { outcome: "rejection", message: "the amount is not positive", field: "amount" };
@@ -10,6 +11,7 @@ function pay(task) {
   return { output: { receipt: `js-${task.input.entity.id}` }, data: { amount } };
 }
 
+/** @param {import("../latchwork.js").Task} task */
 function greet(task) {
   // For a step of a workflow, the input of the workflow is in "input".
   const name = task.input?.input ?? task.input;

@@ -63,6 +63,7 @@ pub mod words;
 pub mod workflow;
 
 pub use json::{JsonError, Path, PathError};
+pub use lane::{Once, OnceError};
 pub use latchwork_store as store;
 pub use page::{Cursor, CursorError, Page};
 pub use serde_json::{Map, Number, Value, json};

@@ -7,13 +7,13 @@ use axum::response::{IntoResponse, Response};
 use utoipa::PartialSchema;
 use utoipa::openapi::extensions::ExtensionsBuilder;
 use utoipa::openapi::path::{Operation, Parameter, ParameterBuilder, ParameterIn};
-use utoipa::openapi::{Content, PathItem, Ref, RefOr, Required, Response as Described, ResponseBuilder};
+use utoipa::openapi::{PathItem, Required};
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 
 use crate::access::Role;
 use crate::api::Namespace;
 use crate::calls;
-use crate::wire::problem::PROBLEM_JSON;
+use crate::wire::answers::problem;
 
 /// Routes of one namespace. Each is registered with the role that it needs.
 pub(crate) struct Group {
@@ -92,15 +92,10 @@ fn describe(operation: &mut Operation, tag: &str, role: Role, changes: bool) {
     operation.tags = Some(vec![tag.into()]);
     let extensions = operation.extensions.get_or_insert_default();
     extensions.merge(ExtensionsBuilder::new().add(ROLE, role.word()).build());
-    operation.responses.responses.insert("default".into(), problem_response().into());
+    operation.responses.responses.insert("default".into(), problem("What went wrong.").into());
     if changes {
         operation.parameters.get_or_insert_default().push(idempotency_key().into());
     }
-}
-
-fn problem_response() -> Described {
-    let content = Content::builder().schema(Some(RefOr::Ref(Ref::from_schema_name("Problem")))).build();
-    ResponseBuilder::new().description("What went wrong.").content(PROBLEM_JSON, content).build()
 }
 
 fn idempotency_key() -> Parameter {

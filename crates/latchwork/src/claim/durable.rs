@@ -11,7 +11,6 @@ use serde_json::Value;
 use crate::claim::action::StagedWrites;
 use crate::claim::claims::ClaimsInner;
 use crate::claim::error::{ActionError, ClaimError, Result};
-use crate::claim::finish::Firing;
 use crate::claim::fire::FireCall;
 use crate::claim::ledger::{EndReason, Ledger, LedgerOutcome};
 use crate::claim::outbox::Expected;
@@ -49,7 +48,7 @@ pub struct DurableCall {
     claim: uuid::Uuid,
 }
 
-/// The result of a durable action, as its execution returns it.
+/// The result of a firing: as the execution of a durable action returns it, and as it is kept under an idempotency key.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[doc(hidden)]
@@ -128,6 +127,20 @@ impl std::fmt::Debug for DurableAction {
     }
 }
 
+impl DurableFired {
+    /// The same for the caller of the firing, or for a repeated call of it.
+    pub(crate) fn into_fired(self, entity: &EntityId, repeated: bool) -> Fired {
+        match self {
+            DurableFired::Done { from, to, rev, output } => {
+                Fired::Done(Transitioned { from, to, rev: Rev(rev), output, repeated })
+            }
+            DurableFired::Failure(failure) => Fired::Failure(failure),
+            DurableFired::Rejection(rejection) => Fired::Rejection(rejection),
+            DurableFired::Lost(reason) => Fired::Lost(Lost { entity: entity.clone(), reason }),
+        }
+    }
+}
+
 /// A transition that an execution has made.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct MadeTransition {
@@ -169,13 +182,18 @@ async fn conclude(
         Ok(Outcome::Rejection(rejection)) => format!("the action rejected it: {}", rejection.message),
         Err(failure) => format!("the action ended with an error: {}", failure.message()),
     };
+    let kept = match &acted {
+        Ok(Outcome::Failure(failure)) => Some(DurableFired::Failure(failure.clone())),
+        Ok(Outcome::Rejection(rejection)) => Some(DurableFired::Rejection(rejection.clone())),
+        _ => None,
+    };
     let expected = Mutex::new(None);
     // The transaction also runs if the execution is cancelled: otherwise nothing would end the claim.
     let shielded = ctx.shielded();
     let ended = shielded.transaction("claim", |tx: Tx| {
-        let (output, why, expected) = (output.clone(), why.clone(), &expected);
+        let (output, why, kept, expected) = (output.clone(), why.clone(), &kept, &expected);
         async move {
-            match ledger.conclude(&tx, call, output, &why, expected).await {
+            match ledger.conclude(&tx, call, output, (&why, kept), expected).await {
                 // If the store is unavailable, the execution stops and its journal records nothing.
                 Err(ClaimError::Store(error)) => ctx.stop_for_store(error).await,
                 concluded => concluded.map_err(|error| Failure::new(error.to_string())),
@@ -228,7 +246,7 @@ impl Ledger {
         tx: &Tx,
         call: &DurableCall,
         output: Option<Value>,
-        why: &str,
+        (why, kept): (&str, &Option<DurableFired>),
         expected: &Mutex<Option<Expected>>,
     ) -> Result<Option<MadeTransition>> {
         let view = tx.view()?;
@@ -245,7 +263,10 @@ impl Ledger {
         let claiming = terms.claim_into.as_deref();
         let standing = standing.filter(|standing| terms.status(standing.data()) == claiming);
         let changed = "the entity was changed while the action ran";
-        let (rev_before, ends) = (rev, EndReason::new(if why.is_empty() { changed } else { why }));
+        let (rev_before, mut ends) = (rev, EndReason::new(if why.is_empty() { changed } else { why }));
+        if let Some(fired) = kept {
+            ends = ends.answered(&self.once_of(&claim).await?, fired);
+        }
         let Some(standing) = standing else {
             tx.part(self.dropping(id, rev_before));
             return Ok(None);
@@ -256,7 +277,7 @@ impl Ledger {
             tx.part(self.releasing(&claim, &standing, rev_before, &ends));
             return Ok(None);
         };
-        let firing = Firing { claim, standing, reason: String::new() };
+        let firing = self.firing(claim, standing).await?;
         let data = terms.with_status(firing.standing.data(), &terms.into);
         tx.update(Update::new(id.clone()).data(data).if_rev(firing.standing.rev));
         let now = self.store.env().now();
@@ -309,7 +330,7 @@ impl ClaimsInner {
         // A caller may have changed the entity while it was claimed. That claim does not hold the entity any more.
         let other = self.ledger.claim_on(&self.ledger.view().await?, &standing.id).await?;
         let replaces = other.map(|(_, rev)| rev);
-        let starts = self.execution_of(standing, &claim, workflow).await?;
+        let starts = self.execution_of(standing, &claim, workflow).await?.and(call.begun.unanswered());
         // In a task that also finishes if the caller drops this future: the answer of the commit loads the execution.
         let (claims, before, claimed) = (self.clone(), standing.clone(), claim.clone());
         let sending = async move { claims.ledger.claim(&before, &claimed, replaces, starts).await };
@@ -335,12 +356,7 @@ impl ClaimsInner {
         let action = claim.terms.action.clone().unwrap_or_default();
         let fired = self.ledger.engine.result_of::<DurableFired>(id).await;
         match fired {
-            Ok(DurableFired::Done { from, to, rev, output }) => {
-                Ok(Fired::Done(Transitioned { from, to, rev: Rev(rev), output }))
-            }
-            Ok(DurableFired::Failure(failure)) => Ok(Fired::Failure(failure)),
-            Ok(DurableFired::Rejection(rejection)) => Ok(Fired::Rejection(rejection)),
-            Ok(DurableFired::Lost(reason)) => Ok(Fired::Lost(Lost { entity: entity.clone(), reason })),
+            Ok(fired) => Ok(fired.into_fired(entity, false)),
             Err(WorkflowError::Failed { failure, .. }) if failure.code() != "latchwork.terminated" => {
                 Err(ClaimError::Action { action, error: ActionError::new(failure.message().to_string()) })
             }

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::claim::finding::Finding;
 use crate::entity::{EntityError, EntityId};
 use crate::json::JsonError;
+use crate::lane::OnceError;
 use crate::lock::LockError;
 use crate::page::CursorError;
 use crate::record::unreadable;
@@ -92,6 +93,9 @@ pub enum ClaimError {
     /// This program does not know the version of a stored record.
     #[error("{place} has version {found}; this program reads versions 1 to {supported}: use a newer program")]
     UnknownVersion { place: String, found: u8, supported: u8 },
+    /// The idempotency key does not allow the change.
+    #[error(transparent)]
+    Once(OnceError),
     /// An entity could not be written.
     #[error(transparent)]
     Entity(EntityError),
@@ -113,6 +117,15 @@ unreadable!(ClaimError);
 
 fn lines(all: &[impl fmt::Display]) -> String {
     all.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+}
+
+impl From<OnceError> for ClaimError {
+    fn from(error: OnceError) -> ClaimError {
+        match error {
+            OnceError::Store(error) => error.into(),
+            error => ClaimError::Once(error),
+        }
+    }
 }
 
 impl From<EntityError> for ClaimError {
@@ -172,6 +185,7 @@ impl ClaimError {
             Action { .. } | Execution { .. } | NotInReview { .. } | Contended { .. } => ErrorKind::Conflict,
             Stopped => ErrorKind::Unavailable,
             Corrupt { .. } => ErrorKind::Corrupt,
+            Once(error) => error.kind(),
             Entity(error) => error.kind(),
             State(error) => error.kind(),
             Lock(error) => error.kind(),

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::claim::action::StagedWrites;
+use crate::claim::durable::DurableFired;
 use crate::claim::error::{ClaimError, Result};
 use crate::claim::ledger::{AGAIN, Ledger, LedgerOutcome, TRIES, log};
 use crate::claim::outbox::Expected;
 use crate::claim::stored::{Claim, EffectKey, EffectTerms, Logged, LoggedKind, OutboxEffect};
 use crate::claim::timers;
 use crate::entity::{CheckedTransaction, EntityError, Standing, Update};
-use crate::lane::Part;
+use crate::lane::{ONCE, OnceCall, Part};
 use crate::node::{NodeNotice, shard_of};
 use crate::record::Record;
 use crate::state;
@@ -26,6 +27,8 @@ enum Tried {
     Landed,
     Refused,
     StartTaken,
+    /// It was made before under the same idempotency key, or its caller has lost its right.
+    NotOnce,
 }
 
 /// The result of a transition.
@@ -42,9 +45,19 @@ pub(crate) struct Firing {
     pub(crate) standing: Standing,
     /// A reason for the log. Empty if there is none.
     pub(crate) reason: String,
+    /// The idempotency keys under which the transition is asked for: that of the firing, and that of an operator who
+    /// makes it. Only the firing's caller gets the output.
+    pub(crate) once: OnceCall,
+    pub(crate) by: OnceCall,
 }
 
 impl Ledger {
+    /// A firing that holds its claim.
+    pub(crate) async fn firing(&self, claim: Claim, standing: Standing) -> Result<Firing> {
+        let (once, by) = (self.once_of(&claim).await?, OnceCall::default());
+        Ok(Firing { claim, standing, reason: String::new(), once, by })
+    }
+
     /// True if the transition of this firing has landed although its answer was lost.
     async fn has_landed(&self, firing: &Firing) -> Result<bool> {
         let key = self.spaces.logged(&firing.standing.id, Rev(firing.claim.token).next());
@@ -86,9 +99,9 @@ impl Ledger {
                 None => self.finish_alone(firing, staged, output, now).await,
                 Some(checked) => Box::pin(self.finish_with_others(firing, staged, checked, output, now)).await,
             };
-            let is_taken = match sent {
+            let (is_taken, is_over) = match sent {
                 Ok(Tried::Landed) => break,
-                Ok(tried) => tried == Tried::StartTaken,
+                Ok(tried) => (tried == Tried::StartTaken, tried == Tried::NotOnce),
                 Err(error) if error.is_passing() && env.monotonic() < until => {
                     env.sleep(AGAIN).await;
                     continue;
@@ -96,7 +109,7 @@ impl Ledger {
                 Err(error) => return Err(error),
             };
             let found = self.standing(&self.view().await?, &firing.standing.id).await?;
-            if found.is_none_or(|found| found.rev != firing.standing.rev) {
+            if is_over || found.is_none_or(|found| found.rev != firing.standing.rev) {
                 if !self.has_landed(firing).await? {
                     expected.into_iter().for_each(Expected::refused);
                     return Ok(TransitionOutcome::Moved);
@@ -136,6 +149,7 @@ impl Ledger {
         Ok(match self.send_with(revised, part, staged.sql_of(&firing.claim)).await? {
             LedgerOutcome::Landed(_) => Tried::Landed,
             LedgerOutcome::StartTaken => Tried::StartTaken,
+            LedgerOutcome::NotOnce => Tried::NotOnce,
             _ => Tried::Refused,
         })
     }
@@ -180,7 +194,9 @@ impl Ledger {
             Outcome::Refused(refusal) => {
                 let mut tried = Tried::Refused;
                 if let Some((place, rest)) = placed {
-                    if place.has_failed(&refusal, RECORD) {
+                    if place.has_failed(&refusal, ONCE) {
+                        tried = Tried::NotOnce;
+                    } else if place.has_failed(&refusal, RECORD) {
                         tried = Tried::StartTaken;
                     }
                     rest.refuse(&place, &refusal);
@@ -219,6 +235,11 @@ impl Ledger {
         let mut part = self.ends(claim, &standing.id);
         let logged = Logged { to: terms.into.clone(), ..log(claim, LoggedKind::Done, now, firing.reason.clone()) };
         part = part.put(&self.spaces.logged(&standing.id, rev), logged.encode());
+        if firing.once.has_key() {
+            let (from, to) = (terms.from.clone(), terms.into.clone());
+            part = part.and(firing.once.answered(&DurableFired::Done { from, to, rev: rev.0, output: output.clone() }));
+        }
+        part = part.and(firing.by.answered(&rev));
         let effects = self.effects(firing, output, now);
         let node = &self.engine.node;
         // Also if this node owns the shard: no check of this commit says that it still does.

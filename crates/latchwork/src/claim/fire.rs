@@ -11,6 +11,7 @@ use serde_json::Value;
 use crate::claim::action::{ActionCtx, StagedWrites};
 use crate::claim::claims::{Action, Claims, ClaimsInner, PlainAction};
 use crate::claim::config::StepGuard;
+use crate::claim::durable::DurableFired;
 use crate::claim::error::{ActionError, ClaimError, Result, panicked};
 use crate::claim::finish::{Firing, TransitionOutcome};
 use crate::claim::hold::{ClaimTurn, HeldClaim};
@@ -19,10 +20,10 @@ use crate::claim::machine::Machine;
 use crate::claim::outcome::{
     ClaimFailed, ClaimHolder, Conflict, Fired, Lost, NotPermitted, Outcome, Reason, Transitioned,
 };
-use crate::claim::stored::{Claim, ClaimPhase, ClaimSpaces, Logged, Terms};
+use crate::claim::stored::{Claim, ClaimPhase, ClaimSpaces, FiredOnce, Logged, Terms};
 use crate::entity::{Entity, EntityId, Standing};
 use crate::json::{self, JsonError};
-use crate::lane::Part;
+use crate::lane::{Once, OnceCall, OnceFound};
 use crate::lock::{Owner, Session};
 use crate::record::Record;
 use crate::store::{Order, View};
@@ -48,6 +49,17 @@ pub(crate) struct FireCall {
     pub(crate) requester: String,
     pub(crate) actor: Option<String>,
     pub(crate) input: Value,
+    pub(crate) once: Option<Once>,
+    /// What is checked before the firing begins, because of its key.
+    pub(crate) begun: OnceCall,
+}
+
+impl FireCall {
+    /// Its idempotency key, as its claim stores it.
+    fn fired_once(&self) -> Option<FiredOnce> {
+        let (once, fingerprint) = (self.once.as_ref()?, self.begun.fingerprint()?);
+        Some(FiredOnce { key: once.key().into(), fingerprint })
+    }
 }
 
 /// Names a step of a workflow.
@@ -74,6 +86,8 @@ impl Claims {
             requester: "system".into(),
             actor: None,
             input: Value::Null,
+            once: None,
+            begun: OnceCall::default(),
         };
         Fire { claims: self.clone(), call, wrong: None }
     }
@@ -124,6 +138,23 @@ impl Fire {
     }
 }
 
+impl Fire {
+    /// Sets the idempotency key of this firing. If it is fired again under the key, the action does not run a second
+    /// time: the answer is that of the first firing, or [`Fired::Running`] while that goes on. A firing whose process
+    /// died is made again once its claim was released. A step that is not claimed keeps the answer of a transition only.
+    ///
+    /// ```
+    /// # use latchwork::claim::{Claims, Result};
+    /// # async fn example(claims: Claims) -> Result<()> {
+    /// let fired = claims.fire("invoice", "pay", "i-1").once("request-7").await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn once(mut self, once: impl Into<Once>) -> Fire {
+        self.call.once = Some(once.into());
+        self
+    }
+}
+
 impl IntoFuture for Fire {
     type Output = Result<Fired>;
     type IntoFuture = Boxed<'static, Result<Fired>>;
@@ -154,12 +185,15 @@ impl ClaimsInner {
     pub(crate) async fn fire(self: &Arc<ClaimsInner>, call: FireCall) -> Result<Fired> {
         let machine = self.machine(&call.workflow)?;
         machine.knows(&call.which)?;
-        let call = FireCall { entity: machine.entity(&call.entity), ..call };
+        let mut call = FireCall { entity: machine.entity(&call.entity), ..call };
         // True if this caller has tried to claim and another caller was faster.
         let mut is_outrun = false;
         for _ in 0..TRIES {
             if self.ledger.engine.is_stopped() {
                 return Err(ClaimError::Stopped);
+            }
+            if let Some(before) = self.fired_before(&mut call).await? {
+                return Ok(before);
             }
             let view = self.ledger.view().await?;
             let standing = self.ledger.standing(&view, &call.entity).await?;
@@ -197,10 +231,12 @@ impl ClaimsInner {
                 // A step without an action has nothing that could run twice. A durable action is always claimed.
                 (claim_into, action) => {
                     let action = action.and_then(Action::plain);
-                    let (claims, terms, call) = (self.clone(), terms.clone(), call.clone());
-                    let firing = async move { claims.fire_unclaimed(standing, &terms, &call, action).await };
+                    let (claims, terms, own) = (self.clone(), terms.clone(), call.clone());
+                    let firing = async move { claims.fire_unclaimed(standing, &terms, &own, action).await };
                     match self.to_its_end(firing).await? {
                         Fired::Conflict(_) if claim_into.is_some() => None,
+                        // Another attempt under the same key may be what has changed the entity.
+                        conflict @ Fired::Conflict(_) => Some(self.fired_before(&mut call).await?.unwrap_or(conflict)),
                         fired => Some(fired),
                     }
                 }
@@ -211,6 +247,29 @@ impl ClaimsInner {
             }
         }
         Err(ClaimError::Contended { id: call.entity, tries: TRIES })
+    }
+
+    /// What became of an earlier firing under the same idempotency key. Notes what has to be checked if there was none.
+    async fn fired_before(&self, call: &mut FireCall) -> Result<Option<Fired>> {
+        let Some(once) = &call.once else { return Ok(None) };
+        let FireCall { workflow, which, entity, requester, input, .. } = &*call;
+        let step = match which {
+            Which::Key(key) => key.clone(),
+            Which::Id(id) => id.to_string(),
+        };
+        let change = ("claim.fire", workflow, step, entity, requester, input);
+        // The claim is read first: if it ends between both reads, the answer is there.
+        let view = self.ledger.view().await?;
+        let claim = self.ledger.claim_on(&view, entity).await?.map(|(claim, _)| claim);
+        match self.ledger.engine.once.find::<DurableFired>(&self.ledger.store, Some(once), &change).await? {
+            OnceFound::Answered(fired) => return Ok(Some(fired.into_fired(entity, true))),
+            OnceFound::Anew(begun) => call.begun = begun,
+        }
+        let own = call.fired_once();
+        match claim.filter(|claim| own.is_some() && claim.once == own) {
+            Some(claim) => Ok(Some(Fired::Running(Box::new(self.holder(&view, &claim).await?)))),
+            None => Ok(None),
+        }
     }
 
     /// The claim that holds the entity at its present rev, if there is one.
@@ -335,6 +394,7 @@ impl ClaimsInner {
             since_us: env.now().0,
             attempts: 1,
             phase: ClaimPhase::Held,
+            once: call.fired_once(),
         }
     }
 
@@ -348,10 +408,14 @@ impl ClaimsInner {
         let session = self.service().own_session(terms.lease()).await?;
         let claim = self.new_claim(standing, terms, call, Owner::Session(session.id()));
         let held = HeldClaim::new(self, &claim);
-        let firing = |standing| Firing { claim: claim.clone(), standing, reason: String::new() };
+        let once = self.ledger.once_of(&claim).await?;
+        let firing = |standing| {
+            let (once, by) = (once.clone(), OnceCall::default());
+            Firing { claim: claim.clone(), standing, reason: String::new(), once, by }
+        };
         let mut replaces = None;
         for _ in 0..2 {
-            match self.ledger.claim(standing, &claim, replaces, Part::default()).await {
+            match self.ledger.claim(standing, &claim, replaces, call.begun.unanswered()).await {
                 Ok(LedgerOutcome::Landed(standing)) => return Ok(Some((held, Box::new(firing(standing)), session))),
                 // A caller has changed the entity while it was claimed. That claim does not hold the entity any more.
                 Ok(LedgerOutcome::Claimed) if replaces.is_none() => {
@@ -412,10 +476,13 @@ impl ClaimsInner {
                 Err(error) => (EndReason::new(format!("the transition could not be committed: {error}")), Err(error)),
             },
             Ok(Outcome::Failure(failure)) => {
-                (EndReason::new(format!("the action failed: {}", failure.message)), Ok(Fired::Failure(failure)))
+                let why = EndReason::new(format!("the action failed: {}", failure.message));
+                let why = why.answered(&firing.once, &DurableFired::Failure(failure.clone()));
+                (why, Ok(Fired::Failure(failure)))
             }
             Ok(Outcome::Rejection(rejection)) => {
                 let why = EndReason::new(format!("the action rejected it: {}", rejection.message));
+                let why = why.answered(&firing.once, &DurableFired::Rejection(rejection.clone()));
                 (why, Ok(Fired::Rejection(rejection)))
             }
             Err(error) => {
@@ -442,7 +509,7 @@ impl ClaimsInner {
         Ok(match self.ledger.finish(firing, staged, &output).await? {
             TransitionOutcome::Done(rev) => {
                 let (from, to) = (terms.from.clone(), terms.into.clone());
-                Some(Fired::Done(Transitioned { from, to, rev, output }))
+                Some(Fired::Done(Transitioned { from, to, rev, output, repeated: false }))
             }
             TransitionOutcome::Moved => None,
         })
@@ -476,7 +543,9 @@ impl ClaimsInner {
         // This claim is not stored, and no session holds it.
         let claim = self.new_claim(&standing, terms, call, Owner::Session(uuid::Uuid::nil()));
         let terms = Arc::new(Terms { claim_into: None, ..(**terms).clone() });
-        let firing = Firing { claim: Claim { terms: terms.clone(), ..claim }, standing, reason: String::new() };
+        let claim = Claim { terms: terms.clone(), ..claim };
+        let (once, by) = (call.begun.clone(), OnceCall::default());
+        let firing = Firing { claim, standing, reason: String::new(), once, by };
         let (outcome, staged) = match action {
             None => (Outcome::done(), StagedWrites::default()),
             Some(action) => {

@@ -12,7 +12,6 @@ use futures_util::{StreamExt, stream};
 use crate::claim::claims::{Action, ClaimsInner};
 use crate::claim::config::{Janitor, Recovery};
 use crate::claim::error::{ClaimError, Result};
-use crate::claim::finish::Firing;
 use crate::claim::hold::HeldClaim;
 use crate::claim::ledger::{EndReason, LedgerOutcome};
 use crate::claim::stored::{Claim, ClaimPhase, LoggedKind};
@@ -200,14 +199,14 @@ impl ClaimsInner {
             Needs::Nothing => Ok(()),
             Needs::Retry => self.retry(&entity, &claim, &EndReason::new("an operator has asked for it")).await,
             Needs::Recovery(reason) => {
-                let why = EndReason { reason, actor: Some("janitor".into()) };
+                let why = EndReason::by("janitor", &reason);
                 match self.policy(&entity, &claim).await {
                     None => Ok(()),
                     Some(Recovery::Revert) => self.ledger.release(&entity, &claim, &why).await.map(drop),
                     Some(Recovery::NeedsReview) => self.put_to_review(&entity, &claim, &why).await,
                     Some(Recovery::Retry) if claim.attempts >= claim.terms.most_attempts => {
                         let reason = format!("{}, and the action was begun {} times", why.reason, claim.attempts);
-                        self.put_to_review(&entity, &claim, &EndReason { reason, ..why }).await
+                        self.put_to_review(&entity, &claim, &EndReason { reason, ..why.clone() }).await
                     }
                     Some(Recovery::Retry) => self.retry(&entity, &claim, &why).await,
                 }
@@ -299,7 +298,7 @@ impl ClaimsInner {
                     held.settled();
                     return sent.map(drop);
                 };
-                let (claims, firing) = (self.clone(), Firing { claim: again, standing, reason: String::new() });
+                let (claims, firing) = (self.clone(), self.ledger.firing(again, standing).await?);
                 self.ledger.engine.node.runtime.spawn(async move {
                     let entity = firing.standing.id.clone();
                     match claims.run(held, firing, session, action).await {

@@ -8,6 +8,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::claim::error::{ClaimError, Result};
@@ -19,7 +20,7 @@ use crate::claim::table::ROWS;
 use crate::entity::{
     Add, Effect as OpEffect, Entities, EntityError, EntityId, Meta, OpReceipt, Revised, Standing, Transaction,
 };
-use crate::lane::{Part, Tag};
+use crate::lane::{ONCE, OnceCall, Part, Tag};
 use crate::lock::Owner;
 use crate::node::alarm::Alarms;
 use crate::record::Record;
@@ -70,6 +71,8 @@ pub(crate) enum LedgerOutcome {
     Claimed,
     /// The id of an execution to start is taken.
     StartTaken,
+    /// The change was made before under the same idempotency key, or its caller has lost its right.
+    NotOnce,
 }
 
 impl Claim {
@@ -182,6 +185,7 @@ impl Ledger {
             }
             Outcome::Refused(refusal) => {
                 let sent = match () {
+                    () if placed.has_failed(&refusal, ONCE) => LedgerOutcome::NotOnce,
                     () if placed.has_failed(&refusal, SESSION) => LedgerOutcome::SessionLost,
                     () if placed.has_failed(&refusal, CLAIM) => LedgerOutcome::Claimed,
                     () if placed.has_failed(&refusal, RECORD) => LedgerOutcome::StartTaken,
@@ -305,7 +309,7 @@ impl Ledger {
                 Some(rows) => (Some(rows.unchanged(entity, rev_found)?), part),
                 None => (None, part.check(CLAIM, self.entities.as_found(entity, rev_found))),
             };
-            let (commit, ..) = part.place_whole(Commit::new());
+            let (commit, ..) = part.and(why.kept()).place_whole(Commit::new());
             let committed = self.commit(commit, row.as_ref(), (&[], "")).await?;
             return Ok(committed.is_some_and(|outcome| outcome.is_applied()));
         };
@@ -344,13 +348,26 @@ impl Ledger {
         let data = terms.with_status(standing.data(), &terms.from);
         let revised = self.revise(standing, data, &meta).await?;
         let part = part.and(self.log_release(claim, standing, why));
-        Ok(matches!(self.send(revised, part).await?, LedgerOutcome::Landed(_)))
+        match self.send(revised, part).await? {
+            LedgerOutcome::Landed(_) => Ok(true),
+            LedgerOutcome::NotOnce => Err(ClaimError::Contended { id: standing.id.clone(), tries: 1 }),
+            _ => Ok(false),
+        }
     }
 
     fn log_release(&self, claim: &Claim, standing: &Standing, why: &EndReason) -> Part {
         let logged = log(claim, LoggedKind::Released, self.store.env().now(), why.reason.clone());
         let logged = Logged { to: claim.terms.from.clone(), actor: why.actor.clone(), ..logged };
-        Part::default().put(&self.spaces.logged(&standing.id, standing.rev.next()), logged.encode())
+        let part = Part::default().put(&self.spaces.logged(&standing.id, standing.rev.next()), logged.encode());
+        part.and(why.kept())
+    }
+
+    /// What keeps the answer of a firing, if its claim has an idempotency key.
+    pub(crate) async fn once_of(&self, claim: &Claim) -> Result<OnceCall> {
+        Ok(match &claim.once {
+            Some(once) => self.engine.once.begun(&self.store, &once.key, once.fingerprint).await?,
+            None => OnceCall::default(),
+        })
     }
 
     /// Returns the part that deletes the record of a claim, if it is still at this rev.
@@ -378,7 +395,7 @@ impl Ledger {
         let status = claim.terms.claim_into.clone().unwrap_or_default();
         let logged = log(before.0, kind, self.store.env().now(), why.reason.clone());
         let logged = Logged { from: status.clone(), to: status, actor: why.actor.clone(), ..logged };
-        let part = part.put(&self.spaces.logged(&standing.id, standing.rev.next()), logged.encode());
+        let part = part.put(&self.spaces.logged(&standing.id, standing.rev.next()), logged.encode()).and(why.kept());
         self.claim(standing, claim, Some(before.1), part).await
     }
 }
@@ -388,15 +405,30 @@ impl Ledger {
 pub(crate) struct EndReason {
     pub(crate) reason: String,
     pub(crate) actor: Option<String>,
+    /// The answer that the commit keeps, if the end is asked for under an idempotency key.
+    pub(crate) answer: (OnceCall, Value),
 }
 
 impl EndReason {
     pub(crate) fn new(reason: impl Into<String>) -> EndReason {
-        EndReason { reason: reason.into(), actor: None }
+        EndReason { reason: reason.into(), ..EndReason::default() }
     }
 
     pub(crate) fn by(actor: &str, reason: &str) -> EndReason {
-        EndReason { reason: reason.into(), actor: Some(actor.into()) }
+        EndReason { reason: reason.into(), actor: Some(actor.into()), ..EndReason::default() }
+    }
+
+    pub(crate) fn answered(self, call: &OnceCall, answer: &impl Serialize) -> EndReason {
+        if !call.has_key() {
+            return self;
+        }
+        let answer = serde_json::to_value(answer).unwrap_or_default();
+        EndReason { answer: (call.clone(), answer), ..self }
+    }
+
+    fn kept(&self) -> Part {
+        let (call, answer) = &self.answer;
+        call.answered(answer)
     }
 }
 

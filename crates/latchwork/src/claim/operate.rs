@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::sync::Notify;
 
@@ -15,7 +16,7 @@ use crate::claim::ledger::{EndReason, Ledger, LedgerOutcome};
 use crate::claim::outcome::{ClaimHolder, Reason};
 use crate::claim::stored::{Claim, ClaimPhase, ClaimSpaces, EffectKey, Logged, LoggedKind, OutboxEffect};
 use crate::entity::{EntityId, Standing};
-use crate::lane::Part;
+use crate::lane::{Once, OnceFound, Part};
 use crate::lock::{self, Owner};
 use crate::node::session::Lease;
 use crate::record::Record;
@@ -108,6 +109,7 @@ pub struct ClaimOperator {
     stored: StoredClaims,
     /// Wakes the janitor.
     nudge: Arc<Notify>,
+    once: Option<Once>,
 }
 
 impl StoredClaims {
@@ -249,7 +251,26 @@ impl ClaimOperator {
 
     async fn with(ledger: Arc<Ledger>, nudge: Arc<Notify>) -> Result<ClaimOperator> {
         let stored = StoredClaims::on(&ledger.store).await?;
-        Ok(ClaimOperator { ledger, stored, nudge })
+        Ok(ClaimOperator { ledger, stored, nudge, once: None })
+    }
+
+    /// Sets the idempotency key of the change that is made through the returned operator: take one for each change.
+    ///
+    /// ```
+    /// # use latchwork::claim::{ClaimOperator, Result};
+    /// # async fn example(operator: ClaimOperator) -> Result<()> {
+    /// operator.once("request-7").release("i-1", "ada@example.org", "the bank does not answer").await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn once(mut self, once: impl Into<Once>) -> ClaimOperator {
+        self.once = Some(once.into());
+        self
+    }
+
+    /// Looks whether this change was made before under the idempotency key, if there is one.
+    async fn find<A: DeserializeOwned>(&self, change: &impl Serialize) -> Result<OnceFound<A>> {
+        let engine = &self.ledger.engine;
+        Ok(engine.once.find(&self.ledger.store, self.once.as_ref(), change).await?)
     }
 
     /// The claims, for reading.
@@ -280,8 +301,13 @@ impl ClaimOperator {
     /// ```
     pub async fn release(&self, entity: impl Into<EntityId>, actor: &str, reason: &str) -> Result<()> {
         let entity = entity.into();
+        let call = match self.find(&("claim.release", &entity, actor, reason)).await? {
+            OnceFound::Answered(()) => return Ok(()),
+            OnceFound::Anew(call) => call,
+        };
         let (claim, _) = self.claim_on(&entity).await?;
-        match self.ledger.release(&entity, &claim, &EndReason::by(actor, reason)).await? {
+        let why = EndReason::by(actor, reason).answered(&call, &());
+        match self.ledger.release(&entity, &claim, &why).await? {
             true => Ok(()),
             false => Err(ClaimError::NotClaimed { id: entity }),
         }
@@ -297,9 +323,13 @@ impl ClaimOperator {
     /// ```
     pub async fn retry(&self, entity: impl Into<EntityId>, actor: &str, reason: &str) -> Result<()> {
         let entity = entity.into();
+        let call = match self.find(&("claim.retry", &entity, actor, reason)).await? {
+            OnceFound::Answered(()) => return Ok(()),
+            OnceFound::Anew(call) => call,
+        };
         let (claim, rev, standing) = self.in_review(&entity).await?;
         let again = Claim { token: standing.rev.next().0, phase: ClaimPhase::Retry, ..claim.clone() };
-        let why = EndReason::by(actor, reason);
+        let why = EndReason::by(actor, reason).answered(&call, &());
         let kind = LoggedKind::Review;
         let sent = self.ledger.take_over(&standing, (&claim, rev), &again, kind, &why, Part::default()).await?;
         self.nudge.notify_one();
@@ -334,9 +364,13 @@ impl ClaimOperator {
     /// ```
     pub async fn complete(&self, entity: impl Into<EntityId>, actor: &str, reason: &str) -> Result<Rev> {
         let entity = entity.into();
+        let by = match self.find(&("claim.complete", &entity, actor, reason)).await? {
+            OnceFound::Answered(rev) => return Ok(rev),
+            OnceFound::Anew(call) => call,
+        };
         let (claim, _, standing) = self.in_review(&entity).await?;
         let claim = Claim { actor: Some(actor.into()), ..claim };
-        let firing = Firing { claim, standing, reason: reason.into() };
+        let firing = Firing { reason: reason.into(), by, ..self.ledger.firing(claim, standing).await? };
         // In a task that also finishes if the caller drops this future: the answer of the commit starts the
         // after-effects.
         let ledger = self.ledger.clone();
@@ -360,6 +394,10 @@ impl ClaimOperator {
     /// ```
     pub async fn redeliver(&self, key: &str) -> Result<()> {
         let missing = || ClaimError::NoDeadLetter { key: key.into() };
+        let call = match self.find(&("claim.redeliver", key)).await? {
+            OnceFound::Answered(()) => return Ok(()),
+            OnceFound::Anew(call) => call,
+        };
         let named = EffectKey::parse(key).ok_or_else(missing)?;
         let ledger = &self.ledger;
         let (dead, outbox) = (ledger.spaces.dead(&named), ledger.spaces.effect(&named));
@@ -367,6 +405,7 @@ impl ClaimOperator {
         let effect = OutboxEffect::decode(&item.value).map_err(|why| why.at(format!("dead letter {key}")))?;
         let effect = OutboxEffect { attempts: 0, due_us: 0, error: None, ..effect };
         let commit = Commit::new().at_rev(&dead, item.rev).delete(&dead).put(&outbox, effect.encode());
+        let (commit, ..) = call.answered(&()).place_whole(commit);
         if !ledger.store.commit(commit).await?.is_applied() {
             return Err(missing());
         }

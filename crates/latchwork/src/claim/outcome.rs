@@ -178,6 +178,8 @@ pub enum Fired {
     Rejection(Rejection),
     /// The step cannot be fired at the moment. All reasons are listed.
     NotPermitted(NotPermitted),
+    /// The same firing was asked for before, under the same idempotency key, and has not ended.
+    Running(Box<ClaimHolder>),
     /// The action ran, but the claim was taken away from it before it ended. No write through the action's context was
     /// committed.
     Lost(Lost),
@@ -195,6 +197,9 @@ pub struct Transitioned {
     pub rev: Rev,
     /// The output of the action.
     pub output: Value,
+    /// True if this is the answer to an earlier firing under the same idempotency key.
+    #[serde(skip)]
+    pub repeated: bool,
 }
 
 /// The claim that another caller has on the entity.
@@ -358,6 +363,7 @@ impl Fired {
             Fired::Failure(_) => "failure",
             Fired::Rejection(_) => "rejection",
             Fired::NotPermitted(_) => "not_permitted",
+            Fired::Running(_) => "running",
             Fired::Lost(_) => "lost",
         }
     }
@@ -373,6 +379,7 @@ impl Serialize for Fired {
             Fired::Failure(it) => of(serde_json::to_value(it))?,
             Fired::Rejection(it) => of(serde_json::to_value(it))?,
             Fired::NotPermitted(it) => of(serde_json::to_value(it))?,
+            Fired::Running(it) => of(serde_json::to_value(it))?,
             Fired::Lost(it) => of(serde_json::to_value(it))?,
         };
         let mut map = serializer.serialize_map(None)?;

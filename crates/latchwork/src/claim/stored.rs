@@ -70,6 +70,15 @@ pub(crate) struct Claim {
     /// The number of attempts of the action.
     pub(crate) attempts: u32,
     pub(crate) phase: ClaimPhase,
+    /// The idempotency key of the firing, if it has one.
+    pub(crate) once: Option<FiredOnce>,
+}
+
+/// The idempotency key of a firing, and what stands for the firing and its arguments.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FiredOnce {
+    pub(crate) key: String,
+    pub(crate) fingerprint: u64,
 }
 
 /// The state of a claim.
@@ -145,7 +154,7 @@ pub(crate) struct Timed {
     pub(crate) since: u64,
 }
 
-stored!(Claim, Logged, OutboxEffect, Timed);
+stored!(Claim => [b"\0"], Logged, OutboxEffect, Timed);
 
 /// The spaces of all records.
 #[derive(Clone)]

@@ -21,7 +21,7 @@ use crate::claim::outcome::Fired;
 use crate::claim::stored::{ClaimSpaces, Logged, LoggedKind, Timed, TimerTerms};
 use crate::damage::scan_around;
 use crate::entity::{EntityId, Query, Standing};
-use crate::lane::Part;
+use crate::lane::{OnceCall, Part};
 use crate::node::ExecutionId;
 use crate::node::alarm::{Alarms, Due, Keeper, alarm_key, read_alarm_key};
 use crate::node::{NodeNotice, shard_of};
@@ -165,6 +165,8 @@ impl ClaimsInner {
             requester: timer.requester.clone(),
             actor: Some("timer".into()),
             input: serde_json::Value::Null,
+            once: None,
+            begun: OnceCall::default(),
         };
         Ok(match self.fire(call).await? {
             Fired::Done(_) => None,

@@ -14,6 +14,7 @@ use crate::flow::error::{BlockError, FlowError, Result, failed};
 use crate::flow::request::shown;
 use crate::flow::stream::FlowEvent;
 use crate::json;
+use crate::json::check_schema;
 use crate::page::{Cursor, Page};
 use crate::store::Timestamp;
 use crate::workflow::operate::valued::ValueSchema;
@@ -179,7 +180,8 @@ impl<P> Suspend<'_, P> {
     /// });
     /// ```
     pub fn schema(mut self, schema: Value) -> Self {
-        if let Err(error) = jsonschema::validator_for(&schema) {
+        let compiled = || jsonschema::validator_for(&schema).map(drop).map_err(|error| error.to_string());
+        if let Err(error) = check_schema(&schema).and_then(|()| compiled()) {
             let message = format!("the schema of question {:?} is wrong: {error}", self.reason);
             self.wrong = Some(Failure::new(message).not_retryable());
         }

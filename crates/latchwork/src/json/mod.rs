@@ -6,6 +6,8 @@ mod key;
 mod merge;
 mod order;
 mod path;
+#[cfg(feature = "schema")]
+mod schema;
 mod write;
 
 /// Implements [`Record`] for types that are stored as JSON, so that they may hold any JSON values.
@@ -37,6 +39,8 @@ pub(crate) use merge::merge;
 pub(crate) use order::{compare, encode, encode_string_prefix, equal, same_kind, skip};
 pub use path::{Path, PathError};
 pub(crate) use path::{array_index, find_in};
+#[cfg(feature = "schema")]
+pub(crate) use schema::check_schema;
 pub(crate) use write::{check, check_under, to_value};
 
 /// Reads JSON of any depth: stored JSON was checked before it was written.

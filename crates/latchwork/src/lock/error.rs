@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::lane::OnceError;
 use crate::lock::Owner;
 use crate::node::NodeError;
 use crate::page::CursorError;
@@ -57,12 +58,24 @@ pub enum LockError {
     /// The engine has stopped.
     #[error("the engine has stopped, or another engine has taken over; use the engine that runs now")]
     Stopped,
+    /// The idempotency key does not allow the change.
+    #[error(transparent)]
+    Once(OnceError),
     /// The store below.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
 unreadable!(LockError);
+
+impl From<OnceError> for LockError {
+    fn from(error: OnceError) -> LockError {
+        match error {
+            OnceError::Store(error) => error.into(),
+            error => LockError::Once(error),
+        }
+    }
+}
 
 impl From<NodeError> for LockError {
     fn from(error: NodeError) -> LockError {
@@ -95,6 +108,7 @@ impl LockError {
             LockError::Refused(_) | LockError::InUse { .. } | LockError::SessionLost { .. } => ErrorKind::Conflict,
             LockError::Corrupt { .. } => ErrorKind::Corrupt,
             LockError::Stopped => ErrorKind::Unavailable,
+            LockError::Once(error) => error.kind(),
             LockError::Store(error) => error.kind(),
         }
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::{oneshot, watch};
 
-use crate::lane::{LanePlan, Lanes, Part, Placed, Rider, Runtime};
+use crate::lane::{LanePlan, Lanes, ONCE, OnceCall, OnceError, Part, Placed, Rider, Runtime};
 use crate::lock::error::{LockError, LockRefused, Result};
 use crate::lock::service::Service;
 use crate::lock::table::{CallerNotice, MOST_GRANTS, Planned, SESSION, Table};
@@ -54,7 +54,7 @@ pub(crate) enum Ask {
         why: LockRefused,
     },
     /// Removes a lock that is not in use.
-    Remove,
+    Remove(OnceCall),
     /// Continues granting where one commit could not hold all grants.
     Grant,
 }
@@ -378,10 +378,16 @@ impl LanePlan for Service {
         let is_fenced = batch.own.has_failed(&refusal, SHARD) && !self.node.is_shared();
         let lost: Vec<&Check> =
             batch.own.failed(&refusal).filter(|(_, tag, _)| *tag == SESSION).map(|it| &it.2.check).collect();
+        let is_over = batch.own.has_failed(&refusal, ONCE);
         let lost_session = |ask: &Ask| match ask {
             Ask::Acquire(Want { owner: Owner::Session(session), .. }) => {
                 let check = Check::Present(self.spaces.session(*session));
                 lost.contains(&&check).then(|| LockError::SessionLost { session: session.to_string() })
+            }
+            // Its caller looks whether it was done before.
+            Ask::Remove(call) if is_over && call.has_key() => {
+                let reason = "another caller has taken over the idempotency key".into();
+                Some(OnceError::Fenced { reason }.into())
             }
             _ => None,
         };

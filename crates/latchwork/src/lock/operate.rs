@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::lane::{Once, OnceFound, OnceSpace};
 use crate::lock::error::{LockError, LockKind, Result};
 use crate::lock::lane::Ask;
 use crate::lock::name::{LockSpaces, read_ticket};
@@ -424,10 +425,42 @@ impl Locks {
     /// # Ok(()) }
     /// ```
     pub fn remove<N: Into<LockName>>(&self, name: N) -> impl Future<Output = Result<()>> + Send + use<N> {
-        let (service, name) = (self.service.clone(), name.into());
-        async move {
-            name.check()?;
-            service.ask(&name, Ask::Remove, None).await.map(drop)
+        self.clone().removed(name.into(), None)
+    }
+
+    /// The same under an idempotency key: if the lock is used again meanwhile, another call under the key does not
+    /// remove it.
+    ///
+    /// ```
+    /// # use latchwork::lock::{Locks, Result};
+    /// # async fn example(locks: Locks) -> Result<()> {
+    /// locks.remove_once("nightly", "request-7").await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn remove_once<N: Into<LockName>>(
+        &self,
+        name: N,
+        once: impl Into<Once>,
+    ) -> impl Future<Output = Result<()>> + Send {
+        self.clone().removed(name.into(), Some(once.into()))
+    }
+
+    async fn removed(self, name: LockName, once: Option<Once>) -> Result<()> {
+        name.check()?;
+        let (answers, store) = (OnceSpace::default(), &self.service.node.store);
+        let change = ("lock.remove", &name);
+        let find = || answers.find(store, once.as_ref(), &change);
+        let call = match find().await? {
+            OnceFound::Answered(()) => return Ok(()),
+            OnceFound::Anew(call) => call,
+        };
+        match self.service.ask(&name, Ask::Remove(call), None).await {
+            // Another caller under the same key may have been faster.
+            Err(error @ (LockError::Once(_) | LockError::NotFound { .. })) if once.is_some() => match find().await? {
+                OnceFound::Answered(()) => Ok(()),
+                OnceFound::Anew(_) => Err(error),
+            },
+            removed => removed.map(drop),
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use crate::lane::{Part, Tag, as_found};
+use crate::lane::{OnceCall, Part, Tag, as_found};
 use crate::lock::error::{LockError, LockRefused, Result};
 use crate::lock::lane::{Ask, Ear, Gone, LockAnswer, Want};
 use crate::lock::name::read_ticket;
@@ -65,6 +65,8 @@ pub(crate) struct Planned<'a> {
     writes: Vec<Write>,
     told: Vec<CallerNotice>,
     notices: Vec<(ExecutionId, Notice)>,
+    /// The kept answers of operations under idempotency keys.
+    once: Part,
     /// The sessions that are told of something.
     sessions: BTreeSet<Uuid>,
     /// The callers of requests that these operations make or repeat.
@@ -141,6 +143,7 @@ impl<'a> Planned<'a> {
             checks: Vec::new(),
             writes: Vec::new(),
             told: Vec::new(),
+            once: Part::default(),
             sessions: BTreeSet::new(),
             notices: Vec::new(),
             joined: Vec::new(),
@@ -185,7 +188,7 @@ impl<'a> Planned<'a> {
                 }
                 _ => return Ok(LockAnswer::Gone),
             },
-            Ask::Remove => self.remove()?,
+            Ask::Remove(call) => self.remove(call)?,
             Ask::Grant => {
                 self.is_resumed = true;
                 LockAnswer::Gone
@@ -361,7 +364,7 @@ impl<'a> Planned<'a> {
         Ok(LockAnswer::Released(true))
     }
 
-    fn remove(&mut self) -> Result<LockAnswer> {
+    fn remove(&mut self, call: &OnceCall) -> Result<LockAnswer> {
         let (lock, head) = (self.lock.to_string(), &mut self.table.head);
         if head.kind.is_none() {
             return Err(LockError::NotFound { lock });
@@ -370,6 +373,7 @@ impl<'a> Planned<'a> {
             return Err(LockError::InUse { lock, owners: u64::from(head.used).saturating_add(head.waiting) });
         }
         (head.kind, head.since_us) = (None, self.service.node.store.env().now().0);
+        self.once = std::mem::take(&mut self.once).and(call.answered(&()));
         self.is_changed = true;
         Ok(LockAnswer::Released(true))
     }
@@ -559,6 +563,7 @@ impl<'a> Planned<'a> {
             };
         }
         let notices = Notices { lock: self.lock.clone(), to: self.notices };
+        part = part.and(self.once);
         Closed { part, notices, told: self.told, is_unfinished: self.is_unfinished }
     }
 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::member::{Member, MoveReason, NODES, NodeRecord, NodeSpaces, StoredMoves, read_member};
 use super::shard::{FoundShard, read_owners};
 use super::{NodeError, notice};
-use crate::lane::Part;
+use crate::lane::{Once, OnceError, OnceFound, OnceSpace, Part};
 use crate::record::Record;
 use crate::store::{Check, Commit, ErrorKind, Order, Store, StoreError, Timestamp, Uuid};
 
@@ -74,9 +74,21 @@ pub enum NodesError {
     /// The record of a node or a shard was written by a newer program.
     #[error("{place} was written by a newer version of the program")]
     Newer { place: String },
+    /// The idempotency key does not allow the change.
+    #[error(transparent)]
+    Once(OnceError),
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+impl From<OnceError> for NodesError {
+    fn from(error: OnceError) -> NodesError {
+        match error {
+            OnceError::Store(error) => error.into(),
+            error => NodesError::Once(error),
+        }
+    }
 }
 
 impl NodesError {
@@ -86,6 +98,7 @@ impl NodesError {
             NodesError::NotFound { .. } => ErrorKind::NotFound,
             NodesError::LastNode { .. } => ErrorKind::Conflict,
             NodesError::Newer { .. } => ErrorKind::Invalid,
+            NodesError::Once(error) => error.kind(),
             NodesError::Store(error) => error.kind(),
         }
     }
@@ -107,6 +120,7 @@ type Result<T, E = NodesError> = std::result::Result<T, E>;
 #[derive(Clone)]
 pub struct Nodes {
     store: Store,
+    once: Option<Once>,
 }
 
 impl Nodes {
@@ -122,7 +136,21 @@ impl Nodes {
     /// # Ok(()) }
     /// ```
     pub fn on(store: &Store) -> Nodes {
-        Nodes { store: store.clone() }
+        Nodes { store: store.clone(), once: None }
+    }
+
+    /// Sets the idempotency key of the change that is made through the returned handle: take one handle for each
+    /// change.
+    ///
+    /// ```
+    /// # use latchwork::node::{Nodes, NodesError};
+    /// # async fn example(nodes: Nodes) -> Result<(), NodesError> {
+    /// nodes.once("request-7").drain("billing-1", true).await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn once(mut self, once: impl Into<Once>) -> Nodes {
+        self.once = Some(once.into());
+        self
     }
 
     /// All nodes, in the order of their names. A node that has died is listed until its lease is over. The engine of a
@@ -166,11 +194,16 @@ impl Nodes {
     pub async fn drain(&self, name: &str, is_draining: bool) -> Result<()> {
         let not_found = || NodesError::NotFound { name: name.into() };
         let spaces = NodeSpaces::find(&self.store).await?.ok_or_else(not_found)?;
-        let key = spaces.node(name);
+        let (key, answers) = (spaces.node(name), OnceSpace::default());
         loop {
+            let change = ("node.drain", name, is_draining);
+            let call = match answers.find(&self.store, self.once.as_ref(), &change).await? {
+                OnceFound::Answered(()) => return Ok(()),
+                OnceFound::Anew(call) => call,
+            };
             let (members, _) = self.read().await?.ok_or_else(not_found)?;
             let member = members.iter().find(|member| member.name == name).ok_or_else(not_found)?;
-            if member.record.is_draining == is_draining {
+            if member.record.is_draining == is_draining && self.once.is_none() {
                 return Ok(());
             }
             let others = members.iter().filter(|member| member.name != name);
@@ -181,7 +214,8 @@ impl Nodes {
             let commit = Commit::new().check(Check::AtRev(key.clone(), member.rev)).put(&key, record.encode());
             // The node renews its lease from the new record when it sees that the old one has changed.
             let told = notice::noticed(Part::default(), &spaces.board, Uuid::nil(), notice::NodeNotice::Shards);
-            if self.store.commit(told.place(commit).0).await?.is_applied() {
+            let part = told.and(call.answered(&()));
+            if self.store.commit(part.place(commit).0).await?.is_applied() {
                 return Ok(());
             }
         }

@@ -56,6 +56,7 @@ pub(crate) struct Schema {
 impl Schema {
     pub(crate) fn new(key: &str, schema: &Value) -> Result<Schema> {
         let refuse = |message: String| StateError::Schema { key: key.into(), message };
+        crate::json::check_schema(schema).map_err(refuse)?;
         let validator = jsonschema::validator_for(schema).map_err(|error| refuse(error.to_string()))?;
         Ok(Schema { validator, defaults: defaults(schema) })
     }

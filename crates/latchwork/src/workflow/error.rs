@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::entity::EntityError;
 use crate::json::JsonError;
+use crate::lane::OnceError;
 use crate::lock::LockError;
 use crate::node::NodeError;
 use crate::page::CursorError;
@@ -150,6 +151,9 @@ pub enum WorkflowError {
     /// The rate limit does not allow this start now.
     #[error("workflow {workflow:?} may start at most {max} times in {per:?} for {key:?}; try again in {retry_after:?}")]
     RateLimited { workflow: String, key: String, max: u32, per: Duration, retry_after: Duration },
+    /// The idempotency key does not allow the change.
+    #[error(transparent)]
+    Once(OnceError),
     /// The definition has limits or a finalizer that make no sense.
     #[error("workflow {workflow:?} cannot be registered: {reason}")]
     Policy { workflow: String, reason: String },
@@ -190,6 +194,15 @@ impl From<LockError> for WorkflowError {
 }
 
 unreadable!(WorkflowError);
+
+impl From<OnceError> for WorkflowError {
+    fn from(error: OnceError) -> WorkflowError {
+        match error {
+            OnceError::Store(error) => error.into(),
+            error => WorkflowError::Once(error),
+        }
+    }
+}
 
 impl From<NodeError> for WorkflowError {
     fn from(error: NodeError) -> WorkflowError {
@@ -260,6 +273,7 @@ impl WorkflowError {
             | NoRuntime => ErrorKind::Invalid,
             Corrupt { .. } => ErrorKind::Corrupt,
             Stopped => ErrorKind::Unavailable,
+            Once(error) => error.kind(),
             Schedule(error) => error.kind(),
             Lock(error) => error.kind(),
             State(error) => error.kind(),

@@ -67,7 +67,7 @@ pub use operate::history::{AttemptFailure, ExecutionState, History, Operation, O
 pub use operate::list::{List, Listed};
 pub use operate::reviews::{ReviewDescription, ReviewHandle, ReviewState, Reviews};
 pub use operate::status::Status;
-pub use operate::steer::Why;
+pub use operate::steer::{Steer, Why};
 pub use operate::unrunnable::Unrunnable;
 #[cfg(feature = "postgres")]
 pub use outbox::{

@@ -4,9 +4,12 @@
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use latchwork::store::{Bytes, Commit, Generation, Item, Order, SpaceSpec, Store, StoreError, Timestamp, Uuid, View};
+use latchwork::store::{
+    Bytes, Commit, Generation, Item, Key, Order, SpaceSpec, Store, StoreError, Timestamp, Uuid, View,
+};
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 
@@ -52,6 +55,44 @@ pub(crate) struct Attempt {
     digest: Digest,
     call: StoredCall,
     right: AttemptRight,
+    ending: Ending,
+}
+
+/// How an attempt ends in the commit of its change.
+#[derive(Clone)]
+pub(crate) struct Ending(Arc<EndingAttempt>);
+
+struct EndingAttempt {
+    record: Key,
+    mark: Key,
+    call: StoredCall,
+    /// True once a commit with the answer has landed.
+    is_over: AtomicBool,
+}
+
+impl std::fmt::Debug for Ending {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ending").field("call", &self.0.call).finish_non_exhaustive()
+    }
+}
+
+impl Ending {
+    /// Adds the answer to a commit. `None` if it cannot be written.
+    pub(crate) fn finish(&self, commit: Commit, answer: StoredAnswer) -> Option<Commit> {
+        let EndingAttempt { record, mark, call, .. } = &*self.0;
+        let call = StoredCall { state: CallState::Finished(answer), ..call.clone() };
+        Some(commit.present(mark).delete(mark).put(record, call.encode()?))
+    }
+
+    /// The commit has landed.
+    pub(crate) fn has_landed(&self) {
+        self.0.is_over.store(true, Ordering::Relaxed);
+    }
+
+    /// True if the answer is stored.
+    pub(crate) fn is_over(&self) -> bool {
+        self.0.is_over.load(Ordering::Relaxed)
+    }
 }
 
 impl std::fmt::Debug for Attempt {
@@ -201,7 +242,9 @@ impl Calls {
         if !self.0.running.lock().insert(digest) {
             return Err(in_use());
         }
-        let attempt = Attempt { calls: self.clone(), digest, call, right: AttemptRight(mark) };
+        let (record, is_over) = (keys.record(&digest), AtomicBool::new(false));
+        let ending = Ending(Arc::new(EndingAttempt { record, mark: mark.clone(), call: call.clone(), is_over }));
+        let attempt = Attempt { calls: self.clone(), digest, call, right: AttemptRight(mark), ending };
         let outcome = self.0.store.commit(commit).await?;
         Ok(outcome.is_applied().then_some(attempt))
     }
@@ -256,6 +299,16 @@ impl Attempt {
     /// What the call did is later than this generation.
     pub(crate) fn since(&self) -> Generation {
         Generation(self.call.since)
+    }
+
+    /// When the first attempt began.
+    pub(crate) fn began(&self) -> Timestamp {
+        self.call.began
+    }
+
+    /// How the attempt ends in the commit of its change.
+    pub(crate) fn ending(&self) -> &Ending {
+        &self.ending
     }
 
     /// The right that guards what this attempt writes.

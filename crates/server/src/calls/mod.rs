@@ -3,7 +3,7 @@
 //!
 //! The record of a call says whether an attempt runs and what it answered. A process can die between the effect and the
 //! record of the answer, so the record alone is not enough: each route gives the id of the [`Call`] to the library as
-//! the library's own idempotency key, or looks for what the call has written.
+//! the library's own idempotency key, looks for what the call has written, or stores the answer with the change.
 
 mod ledger;
 mod stored;
@@ -15,7 +15,8 @@ use axum::http::request::Parts;
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use latchwork::store::{Generation, Uuid};
+use latchwork::store::{Commit, ErrorKind, Generation, Timestamp, Uuid};
+use latchwork::{Once, OnceError};
 use sha2::{Digest as _, Sha256};
 
 use std::sync::Arc;
@@ -26,10 +27,10 @@ use crate::wire::problem::{Problem, ProblemCode};
 use crate::wire::request::read_body;
 
 pub(crate) use ledger::Calls;
-pub(crate) use stored::AttemptRight;
+pub(crate) use stored::{AttemptRight, StoredAnswer};
 
-use ledger::{Attempt, Begun};
-use stored::{Digest, StoredAnswer};
+use ledger::{Attempt, Begun, Ending};
+use stored::Digest;
 
 /// The header with the key.
 pub(crate) const KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -53,7 +54,9 @@ struct Keyed {
     id: Uuid,
     is_repeated: bool,
     since: Generation,
+    began: Timestamp,
     right: AttemptRight,
+    ending: Ending,
 }
 
 impl Call {
@@ -62,7 +65,9 @@ impl Call {
             id: attempt.id(),
             is_repeated: attempt.is_repeated(),
             since: attempt.since(),
+            began: attempt.began(),
             right: attempt.right().clone(),
+            ending: attempt.ending().clone(),
         })))
     }
 
@@ -74,6 +79,16 @@ impl Call {
             Begun::Answered(answer) => panic!("answered: {answer:?}"),
         }
     }
+
+    /// The answer that is stored for a call, in tests.
+    #[cfg(test)]
+    pub(crate) async fn stored_answer(calls: &Calls, key: u8) -> Option<StoredAnswer> {
+        match calls.begin([key; 32], [0; 32]).await {
+            Ok(Begun::Answered(answer)) => Some(answer),
+            _ => None,
+        }
+    }
+
     /// The id of the call, the same for each attempt at it: to be used as the library's own idempotency key.
     pub(crate) fn id(&self) -> Option<Uuid> {
         self.0.as_ref().map(|keyed| keyed.id)
@@ -82,6 +97,29 @@ impl Call {
     /// The generation since which an earlier attempt may have taken effect; `None` if this is the first attempt.
     pub(crate) fn repeated_since(&self) -> Option<Generation> {
         self.0.as_ref().filter(|keyed| keyed.is_repeated).map(|keyed| keyed.since)
+    }
+
+    /// When the first attempt began; `None` if this is the first attempt.
+    pub(crate) fn repeated_from(&self) -> Option<Timestamp> {
+        self.0.as_ref().filter(|keyed| keyed.is_repeated).map(|keyed| keyed.began)
+    }
+
+    /// The key for a change that the library makes once.
+    pub(crate) fn once(&self) -> Option<Once> {
+        self.0.as_ref().map(|keyed| Once::new(keyed.id.to_string()).guard(&keyed.right))
+    }
+
+    /// Adds the answer to the commit of the change, so that both land or neither does. `None` if it cannot be stored.
+    pub(crate) fn answered(&self, commit: Commit, answer: &StoredAnswer) -> Option<Commit> {
+        match &self.0 {
+            Some(keyed) => keyed.ending.finish(commit, answer.clone()),
+            None => Some(commit),
+        }
+    }
+
+    /// The commit with the answer has landed.
+    pub(crate) fn has_landed(&self) {
+        self.0.iter().for_each(|keyed| keyed.ending.has_landed());
     }
 
     /// The right that a commit is guarded by, so that an attempt that was taken over changes nothing.
@@ -158,6 +196,9 @@ async fn carried_out(attempt: Attempt, request: Request, next: Next) -> Result<R
         answer = next.run(request) => answer,
         never = attempt.keep_alive() => match never {},
     };
+    if attempt.ending().is_over() {
+        return Ok(answer);
+    }
     if !is_final(&answer) {
         // Whether it took effect may not be known; the next attempt finds out.
         attempt.leave().await?;
@@ -191,15 +232,52 @@ fn is_final(answer: &Response) -> bool {
     !status.is_server_error() && status != StatusCode::REQUEST_TIMEOUT && !answer.headers().contains_key(RETRY_AFTER)
 }
 
-fn replayed(stored: StoredAnswer) -> Response {
-    let StoredAnswer { status, headers, body } = stored;
-    let mut answer = Response::new(Body::from(body));
-    *answer.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    for (name, value) in headers {
-        if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
-            answer.headers_mut().insert(name, value);
+impl StoredAnswer {
+    /// An answer with a JSON body.
+    pub(crate) fn json(status: StatusCode, body: &impl serde::Serialize) -> StoredAnswer {
+        let (body, headers) = (serde_json::to_vec(body), vec![(CONTENT_TYPE.to_string(), "application/json".into())]);
+        // What is sent over the wire is written as JSON without fail; its maps have texts as keys.
+        StoredAnswer { status: status.as_u16(), headers, body: body.unwrap_or_default().into() }
+    }
+
+    /// Adds a header.
+    pub(crate) fn with(mut self, name: &HeaderName, value: String) -> StoredAnswer {
+        self.headers.push((name.to_string(), value));
+        self
+    }
+}
+
+impl IntoResponse for StoredAnswer {
+    fn into_response(self) -> Response {
+        let StoredAnswer { status, headers, body } = self;
+        let mut answer = Response::new(Body::from(body));
+        *answer.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        for (name, value) in headers {
+            if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
+                answer.headers_mut().insert(name, value);
+            }
+        }
+        answer
+    }
+}
+
+impl From<OnceError> for Problem {
+    fn from(error: OnceError) -> Problem {
+        match &error {
+            OnceError::Store(store) => store.clone().into(),
+            // The call is now with another attempt.
+            OnceError::Fenced { reason } => {
+                Problem::new(ProblemCode::KeyInUse, reason).retry_after(std::time::Duration::from_secs(1))
+            }
+            OnceError::Corrupt { .. } => Problem::of_kind(ErrorKind::Corrupt, &error),
+            // The id of a call is used for one change.
+            _ => Problem::internal(&error.to_string()),
         }
     }
+}
+
+fn replayed(stored: StoredAnswer) -> Response {
+    let mut answer = stored.into_response();
     answer.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
     answer
 }

@@ -1,5 +1,4 @@
-//! Claims over HTTP. The rules are the library's; `fire.rs` fires steps and finds what an earlier attempt at the same
-//! call has done, `outbox.rs` serves after-effects, and `configuration.rs` looks at configurations.
+//! Claims over HTTP. The rules are the library's; `fire.rs` fires steps, `outbox.rs` serves after-effects, and `configuration.rs` looks at configurations.
 
 mod configuration;
 mod fire;
@@ -17,6 +16,7 @@ use crate::access::{Caller, LOCAL_SUBJECT, Role};
 use crate::api::Namespace;
 use crate::calls::Call;
 use crate::group::Group;
+use crate::wire::answers::{NotClaimed, NotInReview};
 use crate::wire::claim::{
     ChangedWire, ClaimChange, ClaimWire, ClaimsQuery, PermittedQuery, PermittedWire, ShowQuery, ShownWire,
     TransitionWire,
@@ -57,11 +57,13 @@ async fn stored(namespace: &Namespace) -> Result<StoredClaims, Problem> {
     Ok(StoredClaims::on(namespace.engine().store()).await?)
 }
 
-async fn operator(namespace: &Namespace) -> Result<ClaimOperator, Problem> {
-    Ok(match namespace.claims() {
+/// An operator whose change is made once for the call.
+async fn operator(namespace: &Namespace, call: &Call) -> Result<ClaimOperator, Problem> {
+    let operator = match namespace.claims() {
         Some(claims) => claims.operate().await?,
         None => ClaimOperator::on(namespace.engine()).await?,
-    })
+    };
+    Ok(call.once().into_iter().fold(operator, ClaimOperator::once))
 }
 
 /// Lists open claims in the order of their entities.
@@ -174,8 +176,7 @@ enum Operation {
     request_body = ClaimChange,
     responses(
         (status = 200, description = "It was released.", body = ChangedWire),
-        (status = 404, description = "The entity is not claimed.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NotClaimed,
     )
 )]
 async fn release_claim(
@@ -196,10 +197,8 @@ async fn release_claim(
     request_body = ClaimChange,
     responses(
         (status = 200, description = "The action will run again.", body = ChangedWire),
-        (status = 404, description = "The entity is not claimed.", body = ProblemShape,
-            content_type = "application/problem+json"),
-        (status = 409, description = "The claim does not wait for an operator.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NotClaimed,
+        NotInReview,
     )
 )]
 async fn retry_claim(
@@ -221,10 +220,8 @@ async fn retry_claim(
     request_body = ClaimChange,
     responses(
         (status = 200, description = "The transition was made.", body = ChangedWire),
-        (status = 404, description = "The entity is not claimed.", body = ProblemShape,
-            content_type = "application/problem+json"),
-        (status = 409, description = "The claim does not wait for an operator.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NotClaimed,
+        NotInReview,
     )
 )]
 async fn complete_claim(
@@ -252,7 +249,7 @@ async fn operate(
         return Err(Problem::new(ProblemCode::Invalid, "a change of a claim needs a reason"));
     }
     let actor = actor.or_else(|| token_name(caller)).unwrap_or_else(|| OPERATOR.into());
-    let operator = operator(namespace).await?;
+    let operator = operator(namespace, call).await?;
     if let Some(landed) = landed(operator.stored(), &entity, call).await? {
         return Ok(json_answer(&ChangedWire { entity, claim: None, status: landed.to, reason, actor }));
     }
@@ -281,8 +278,7 @@ fn token_name(caller: &Caller) -> Option<String> {
     Some(&*caller.subject).filter(|subject| *subject != LOCAL_SUBJECT).map(Into::into)
 }
 
-/// The change that an earlier attempt at the call has made: it carries the id of the call, as the actor of a firing or
-/// as the reason of an operator.
+/// The change that an earlier attempt at the call has made: its reason carries the id of the call.
 async fn landed(stored: &StoredClaims, entity: &str, call: &Call) -> Result<Option<Transition>, Problem> {
     let (Some(id), Some(_)) = (call.id(), call.repeated_since()) else { return Ok(None) };
     let id = id.to_string();
@@ -291,7 +287,7 @@ async fn landed(stored: &StoredClaims, entity: &str, call: &Call) -> Result<Opti
     loop {
         let Page { items, next } = stored.history(entity).limit(TRANSITIONS).after(after).await?;
         let mut found = items.into_iter();
-        let found = found.find(|it| is_its(&it.reason) || it.actor.as_deref().is_some_and(is_its));
+        let found = found.find(|it| is_its(&it.reason));
         if found.is_some() || next.is_none() {
             return Ok(found);
         }
@@ -304,6 +300,7 @@ mod tests {
     use super::*;
 
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::Duration;
 
     use axum::body::to_bytes;
@@ -324,7 +321,11 @@ mod tests {
         let pay = ClaimStep::new(10, "pay", "sent", "paid").claimed("paying").action("Pay");
         let remind = ClaimStep::new(20, "remind", "sent", "sent").claimed("reminding").action("Remind");
         let invoice = ClaimWorkflow::new("invoice", "billing", "invoice");
-        let invoice = invoice.statuses(["sent", "paying", "reminding", "paid"]).step(pay).step(remind);
+        let refuse = ClaimStep::new(30, "refuse", "sent", "paid").claimed("refusing").action("Refuse");
+        let fail = ClaimStep::new(40, "fail", "sent", "paid").claimed("failing").action("Fail");
+        let invoice = invoice.statuses(["sent", "paying", "reminding", "refusing", "failing", "paid"]);
+        let invoice = invoice.step(pay).step(remind).step(refuse).step(fail);
+        let [refused, failed] = [Arc::new(AtomicU32::new(1)), Arc::new(AtomicU32::new(1))];
         let gate = gate.clone();
         let pay = move |_: ActionCtx| {
             let gate = gate.clone();
@@ -334,7 +335,15 @@ mod tests {
             }
         };
         let claims = Claims::on(&engine).workflow(invoice).action("Pay", pay);
-        let claims = claims.action("Remind", async |_: ActionCtx| Outcome::done()).start().await.unwrap();
+        let claims = claims.action("Remind", async |_: ActionCtx| Outcome::done());
+        // Their messages say how often they were run.
+        let claims = claims.action("Refuse", move |_: ActionCtx| {
+            std::future::ready(Outcome::rejection(refused.fetch_add(1, Ordering::SeqCst).to_string()))
+        });
+        let claims = claims.action("Fail", move |_: ActionCtx| {
+            std::future::ready(Outcome::failure(failed.fetch_add(1, Ordering::SeqCst).to_string()))
+        });
+        let claims = claims.start().await.unwrap();
         claims.add("invoice", Add::new("invoice").id("i").data(json!({"status": "sent"}))).await.unwrap();
         let closing = Closing::new(tokio::sync::watch::Sender::new(false));
         let limits = Limits { wait: Duration::from_millis(100), ..Limits::default() };

@@ -17,6 +17,7 @@ use crate::api::Namespace;
 use crate::calls::Call;
 use crate::group::Group;
 use crate::routes::entities::write::{Write, precondition_failed};
+use crate::wire::answers::{ConditionFailed, ConditionMissing, NoSuchEntity};
 use crate::wire::entity::{
     AsOfQuery, EffectWire, EntityChange, EntityContent, EntityQuery, EntityTransaction, EntityWire, NewEntity,
     PlanWire, ReceiptWire, RevisionWire, TypeDeclaration,
@@ -50,8 +51,7 @@ pub(crate) fn group(namespace: &Namespace) -> Group {
     responses(
         (status = 200, description = "The entity.", body = EntityWire, headers(("ETag" = String))),
         (status = 304, description = "The entity is still at the known rev."),
-        (status = 404, description = "There is no such entity.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchEntity,
     )
 )]
 async fn get_entity(
@@ -223,10 +223,8 @@ pub(crate) fn encoded(text: &str) -> String {
     responses(
         (status = 200, description = "It was replaced.", body = EffectWire, headers(("ETag" = String))),
         (status = 201, description = "It was added.", body = EffectWire, headers(("ETag" = String))),
-        (status = 412, description = "The condition does not hold.", body = ProblemShape,
-            content_type = "application/problem+json"),
-        (status = 428, description = "There is no condition.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        ConditionFailed,
+        ConditionMissing,
     )
 )]
 async fn put_entity(
@@ -262,12 +260,9 @@ async fn put_entity(
     request_body = EntityChange,
     responses(
         (status = 200, description = "It was changed.", body = EffectWire, headers(("ETag" = String))),
-        (status = 404, description = "There is no such entity.", body = ProblemShape,
-            content_type = "application/problem+json"),
-        (status = 412, description = "The condition does not hold.", body = ProblemShape,
-            content_type = "application/problem+json"),
-        (status = 428, description = "There is no condition.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchEntity,
+        ConditionFailed,
+        ConditionMissing,
     )
 )]
 async fn patch_entity(
@@ -301,12 +296,9 @@ async fn patch_entity(
     ),
     responses(
         (status = 200, description = "It was removed.", body = EffectWire),
-        (status = 404, description = "There is no such entity.", body = ProblemShape,
-            content_type = "application/problem+json"),
-        (status = 412, description = "The condition does not hold.", body = ProblemShape,
-            content_type = "application/problem+json"),
-        (status = 428, description = "There is no condition.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchEntity,
+        ConditionFailed,
+        ConditionMissing,
     )
 )]
 async fn remove_entity(

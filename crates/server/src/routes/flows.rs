@@ -18,6 +18,8 @@ use crate::api::Namespace;
 use crate::calls::Call;
 use crate::group::Group;
 use crate::routes::entities::encoded;
+use crate::routes::workflows::still_kept;
+use crate::wire::answers::{NoSuchAction, NoSuchRequest};
 use crate::wire::flow::{CheckpointsWire, FlowWire, NewRequest, RequestResultWire, RequestWire, StartedWire};
 use crate::wire::page::{PageWire, page_answer};
 use crate::wire::problem::{Problem, ProblemCode, ProblemShape};
@@ -87,8 +89,7 @@ async fn list_flows(State(namespace): State<Namespace>, uri: Uri) -> Result<Resp
         (status = 201, description = "The request is stored.", body = StartedWire, headers(("Location" = String))),
         (status = 400, description = "The input does not fit the action.", body = ProblemShape,
             content_type = "application/problem+json"),
-        (status = 404, description = "There is no such flow or action.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchAction,
         (status = 409, description = "The id is taken.", body = ProblemShape,
             content_type = "application/problem+json"),
         (status = 429, description = "The session has another request of the action, and the flow rejects a second \
@@ -102,6 +103,7 @@ async fn run_action(
     JsonBody(new): JsonBody<NewRequest>,
 ) -> Result<Response, Problem> {
     let NewRequest { input, id, session, user, org } = new;
+    still_kept(&namespace, &call, &format!("flow:{flow}/{action}"))?;
     let mut run = registered(&namespace, &flow)?.run(&action, input);
     if let Some(session) = session {
         run = run.session(session);
@@ -135,8 +137,7 @@ async fn run_action(
     params(("flow" = String, Path), ("id" = String, Path)),
     responses(
         (status = 200, description = "The request.", body = RequestWire),
-        (status = 404, description = "The flow has no such request.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchRequest,
     )
 )]
 async fn describe_request(
@@ -157,8 +158,7 @@ async fn describe_request(
         (status = 200, description = "The request has ended.", body = RequestResultWire),
         (status = 202, description = "The request has not ended.", body = RequestResultWire,
             headers(("Retry-After" = String))),
-        (status = 404, description = "The flow has no such request.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchRequest,
     )
 )]
 async fn request_result(
@@ -189,8 +189,7 @@ async fn request_result(
     params(("flow" = String, Path), ("id" = String, Path)),
     responses(
         (status = 200, description = "The checkpoints.", body = CheckpointsWire),
-        (status = 404, description = "The flow has no such request.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchRequest,
     )
 )]
 async fn request_checkpoints(

@@ -19,6 +19,7 @@ use crate::access::Role;
 use crate::api::Namespace;
 use crate::calls::Call;
 use crate::group::Group;
+use crate::wire::answers::NoSuchLock;
 use crate::wire::lock::{ForceRelease, LockForcedWire, LockShownWire, LockWire, ScopeQuery, session_lost};
 use crate::wire::page::{PageQuery, PageWire, page_answer};
 use crate::wire::problem::{Problem, ProblemCode, ProblemShape};
@@ -89,8 +90,7 @@ async fn list_locks(
     params(("name" = String, Path, description = "The name, with its special characters encoded."), ScopeQuery),
     responses(
         (status = 200, description = "The lock.", body = LockShownWire),
-        (status = 404, description = "There is no such lock.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchLock,
     )
 )]
 async fn show_lock(
@@ -151,8 +151,7 @@ fn has_forced(state: &LockState, token: u64, reason: &str) -> bool {
     params(("name" = String, Path), ScopeQuery),
     responses(
         (status = 204, description = "It is removed."),
-        (status = 404, description = "There is no such lock.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchLock,
         (status = 409, description = "It is in use.", body = ProblemShape,
             content_type = "application/problem+json"),
     )
@@ -163,10 +162,10 @@ async fn remove_lock(
     QueryParams(scope): QueryParams<ScopeQuery>,
     call: Call,
 ) -> Result<Response, Problem> {
-    match namespace.engine().locks().remove(scope.lock(name)?).await {
-        // An earlier attempt has removed it.
-        Err(LockError::NotFound { .. }) if call.repeated_since().is_some() => {}
-        removed => removed?,
+    let (locks, name) = (namespace.engine().locks(), scope.lock(name)?);
+    match call.once() {
+        Some(once) => locks.remove_once(name, once).await?,
+        None => locks.remove(name).await?,
     }
     Ok(StatusCode::NO_CONTENT.into_response())
 }

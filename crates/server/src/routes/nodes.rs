@@ -11,7 +11,9 @@ use utoipa_axum::routes;
 
 use crate::access::Role;
 use crate::api::Namespace;
+use crate::calls::Call;
 use crate::group::Group;
+use crate::wire::answers::NoSuchNode;
 use crate::wire::node::{MostQuery, MoveWire, NodeWire, UnrunnableWire};
 use crate::wire::page::{PageWire, page_answer};
 use crate::wire::problem::{Problem, ProblemShape};
@@ -24,6 +26,11 @@ pub(crate) fn group(namespace: &Namespace) -> Group {
         .changes(Role::Admin, routes!(drain_node, undrain_node))
         .reads(routes!(node_moves))
         .reads(routes!(unrunnable_executions))
+}
+
+/// The nodes, whose change is made once for the call.
+fn nodes_of(namespace: &Namespace, call: &Call) -> Nodes {
+    call.once().into_iter().fold(nodes(namespace), Nodes::once)
 }
 
 fn nodes(namespace: &Namespace) -> Nodes {
@@ -48,8 +55,7 @@ async fn list_nodes(State(namespace): State<Namespace>, uri: Uri) -> Result<Resp
     params(("name" = String, Path)),
     responses(
         (status = 200, description = "The node.", body = NodeWire),
-        (status = 404, description = "There is no such node.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchNode,
     )
 )]
 async fn show_node(
@@ -61,16 +67,13 @@ async fn show_node(
 
 /// Drains a node: it gives its shards to the others and gets no more, but continues to serve its callers. The node
 /// itself does it, after this is answered.
-///
-/// It sets a mark: a repeated call sets it again, and nothing doubles.
 #[utoipa::path(
     put,
     path = "/nodes/{name}/drain",
     params(("name" = String, Path)),
     responses(
         (status = 200, description = "The node is being drained.", body = NodeWire),
-        (status = 404, description = "There is no such node.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchNode,
         (status = 409, description = "No other node could take over.", body = ProblemShape,
             content_type = "application/problem+json"),
     )
@@ -78,8 +81,9 @@ async fn show_node(
 async fn drain_node(
     State(namespace): State<Namespace>,
     PathParams(name): PathParams<String>,
+    call: Call,
 ) -> Result<Response, Problem> {
-    set_draining(&namespace, &name, true).await
+    set_draining(&namespace, &name, &call, true).await
 }
 
 /// Makes a drained node take its share of the shards again.
@@ -89,19 +93,19 @@ async fn drain_node(
     params(("name" = String, Path)),
     responses(
         (status = 200, description = "The node gets its share again.", body = NodeWire),
-        (status = 404, description = "There is no such node.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchNode,
     )
 )]
 async fn undrain_node(
     State(namespace): State<Namespace>,
     PathParams(name): PathParams<String>,
+    call: Call,
 ) -> Result<Response, Problem> {
-    set_draining(&namespace, &name, false).await
+    set_draining(&namespace, &name, &call, false).await
 }
 
-async fn set_draining(namespace: &Namespace, name: &str, is_draining: bool) -> Result<Response, Problem> {
-    let nodes = nodes(namespace);
+async fn set_draining(namespace: &Namespace, name: &str, call: &Call, is_draining: bool) -> Result<Response, Problem> {
+    let nodes = nodes_of(namespace, call);
     nodes.drain(name, is_draining).await?;
     Ok(json_answer(&NodeWire::from(nodes.get(name).await?)))
 }

@@ -11,6 +11,7 @@ use crate::access::{Caller, Role};
 use crate::api::Namespace;
 use crate::calls::Call;
 use crate::group::Group;
+use crate::wire::answers::NoSuchReview;
 use crate::wire::page::{PageQuery, PageWire, page_answer};
 use crate::wire::problem::{Problem, ProblemShape};
 use crate::wire::request::{JsonBody, PathParams, QueryParams, json_answer};
@@ -49,8 +50,7 @@ async fn list_reviews(
     params(("id" = String, Path, description = "The id, with its special characters encoded.")),
     responses(
         (status = 200, description = "The review.", body = ReviewWire),
-        (status = 404, description = "There is no such review.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchReview,
     )
 )]
 async fn get_review(
@@ -70,8 +70,7 @@ async fn get_review(
         (status = 200, description = "The decision is stored.", body = ReviewWire),
         (status = 400, description = "The review does not offer the option, or does not take the value.",
             body = ProblemShape, content_type = "application/problem+json"),
-        (status = 404, description = "There is no such review.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchReview,
         (status = 409, description = "It was decided before, which `decision` shows, or it is closed.",
             body = ProblemShape, content_type = "application/problem+json"),
     )

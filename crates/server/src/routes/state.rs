@@ -21,8 +21,9 @@ use crate::api::Namespace;
 use crate::calls::Call;
 use crate::group::Group;
 use crate::routes::state::change::StateChange;
+use crate::wire::answers::{ConditionMissing, NoSuchState, StateRefused};
 use crate::wire::etag::{etag, is_known};
-use crate::wire::problem::{Problem, ProblemShape};
+use crate::wire::problem::Problem;
 use crate::wire::request::{JsonBody, PathParams, QueryParams, json_answer};
 use crate::wire::state::{
     ChangedWire, DeleteRecord, FenceQuery, IncrementState, PushState, SetRecord, StateScope, StateWire, missing,
@@ -69,8 +70,7 @@ fn container(namespace: &Namespace, scope: StateScope, id: &str) -> Container {
     responses(
         (status = 200, description = "The state.", body = StateWire, headers(("ETag" = String))),
         (status = 304, description = "The state is still at the known rev."),
-        (status = 404, description = "There is no such state.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchState,
     )
 )]
 async fn get_state(
@@ -103,12 +103,8 @@ async fn get_state(
     responses(
         (status = 200, description = "It was replaced.", body = ChangedWire, headers(("ETag" = String))),
         (status = 201, description = "It was created.", body = ChangedWire, headers(("ETag" = String))),
-        (status = 409, description = "The lock that guards the change is not held.", body = ProblemShape,
-            content_type = "application/problem+json"),
-        (status = 412, description = "The condition does not hold.", body = ProblemShape,
-            content_type = "application/problem+json"),
-        (status = 428, description = "There is no condition.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        StateRefused,
+        ConditionMissing,
     )
 )]
 async fn put_state(
@@ -139,10 +135,7 @@ async fn put_state(
     request_body = Object,
     responses(
         (status = 200, description = "It was merged: `value` is the state.", body = ChangedWire),
-        (status = 409, description = "The lock that guards the change is not held.", body = ProblemShape,
-            content_type = "application/problem+json"),
-        (status = 412, description = "The condition does not hold.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        StateRefused,
     )
 )]
 async fn patch_state(
@@ -170,14 +163,9 @@ async fn patch_state(
     ),
     responses(
         (status = 200, description = "It was removed.", body = ChangedWire),
-        (status = 404, description = "There is no such state.", body = ProblemShape,
-            content_type = "application/problem+json"),
-        (status = 409, description = "The lock that guards the change is not held.", body = ProblemShape,
-            content_type = "application/problem+json"),
-        (status = 412, description = "The condition does not hold.", body = ProblemShape,
-            content_type = "application/problem+json"),
-        (status = 428, description = "There is no condition.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchState,
+        StateRefused,
+        ConditionMissing,
     )
 )]
 async fn remove_state(
@@ -204,10 +192,7 @@ async fn remove_state(
     request_body = IncrementState,
     responses(
         (status = 200, description = "`value` is the sum.", body = ChangedWire),
-        (status = 409, description = "The lock that guards the change is not held.", body = ProblemShape,
-            content_type = "application/problem+json"),
-        (status = 412, description = "The condition does not hold.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        StateRefused,
     )
 )]
 async fn increment_state(
@@ -236,10 +221,7 @@ async fn increment_state(
     request_body = PushState,
     responses(
         (status = 200, description = "`value` is the length of the list.", body = ChangedWire),
-        (status = 409, description = "The lock that guards the change is not held.", body = ProblemShape,
-            content_type = "application/problem+json"),
-        (status = 412, description = "The condition does not hold.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        StateRefused,
     )
 )]
 async fn push_state(
@@ -268,10 +250,7 @@ async fn push_state(
     request_body = SetRecord,
     responses(
         (status = 200, description = "`value` is the value of the entry.", body = ChangedWire),
-        (status = 409, description = "The lock that guards the change is not held.", body = ProblemShape,
-            content_type = "application/problem+json"),
-        (status = 412, description = "The condition does not hold.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        StateRefused,
     )
 )]
 async fn set_state_record(
@@ -301,10 +280,7 @@ async fn set_state_record(
     responses(
         (status = 200, description = "`value` is the value that was removed; null if there was none.",
             body = ChangedWire),
-        (status = 409, description = "The lock that guards the change is not held.", body = ProblemShape,
-            content_type = "application/problem+json"),
-        (status = 412, description = "The condition does not hold.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        StateRefused,
     )
 )]
 async fn delete_state_record(

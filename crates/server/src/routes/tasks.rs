@@ -6,19 +6,20 @@ use std::time::Duration;
 use axum::Extension;
 use axum::extract::State;
 use axum::http::header::LOCATION;
-use axum::http::{HeaderValue, StatusCode, Uri};
-use axum::response::Response;
+use axum::http::{StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
 use utoipa_axum::routes;
 
 use crate::access::{Caller, Role};
 use crate::api::Namespace;
-use crate::calls::Call;
+use crate::calls::{Call, StoredAnswer};
 use crate::group::Group;
 use crate::routes::entities::encoded;
-use crate::tasks::{Put, Take, Task};
+use crate::tasks::{Put, Take, Task, TaskCall};
+use crate::wire::answers::{LeaseLost, NoSuchTask};
 use crate::wire::page::{PageQuery, PageWire, listed};
 use crate::wire::problem::{Problem, ProblemCode, ProblemShape};
-use crate::wire::request::{JsonBody, PathParams, QueryParams, json_answer, json_answer_at};
+use crate::wire::request::{JsonBody, PathParams, QueryParams, json_answer};
 use crate::wire::task::{
     CancelTask, CompleteTask, FailTask, Heartbeat, PutTask, TakeTasks, TakenTasks, TaskQuery, TaskWire,
 };
@@ -56,18 +57,31 @@ async fn put_task(
     // Without an id of the client, the id is the call: the next attempt finds the task that this one has put.
     let own = || call.id().unwrap_or_else(|| namespace.env().uuid()).to_string();
     let id = new.id().map_or_else(own, Into::into);
-    let (status, task) = match namespace.tasks().put(new.read(id)?).await? {
-        Put::New(task) => (StatusCode::CREATED, task),
-        // An earlier attempt at the call may have put it.
-        Put::Known(task) if call.repeated_since().is_some() => (StatusCode::CREATED, task),
-        Put::Known(task) => (StatusCode::OK, task),
-    };
-    let location = HeaderValue::try_from(format!("tasks/{}", encoded(&task.id)));
-    let mut answer = json_answer_at(status, &TaskWire::from(task));
-    if let Ok(location) = location {
-        answer.headers_mut().insert(LOCATION, location);
+    Ok(match namespace.tasks().put(new.read(id)?, &TaskCall::of(&call, put)).await? {
+        Put::New(task) => put(&[task]),
+        Put::Known(task) => located(StatusCode::OK, &task),
     }
-    Ok(answer)
+    .into_response())
+}
+
+fn put(tasks: &[Task]) -> StoredAnswer {
+    tasks.first().map_or_else(|| taken(tasks), |task| located(StatusCode::CREATED, task))
+}
+
+fn located(status: StatusCode, task: &Task) -> StoredAnswer {
+    let location = format!("tasks/{}", encoded(&task.id));
+    StoredAnswer::json(status, &TaskWire::from(task.clone())).with(&LOCATION, location)
+}
+
+/// The answer to a change of one task.
+fn changed(tasks: &[Task]) -> StoredAnswer {
+    let task = tasks.first().map(|task| TaskWire::from(task.clone()));
+    StoredAnswer::json(StatusCode::OK, &task)
+}
+
+fn taken(tasks: &[Task]) -> StoredAnswer {
+    let tasks = tasks.iter().map(|task| TaskWire::from(task.clone())).collect();
+    StoredAnswer::json(StatusCode::OK, &TakenTasks { tasks })
 }
 
 /// Takes tasks for a worker, the oldest first, and waits for one if there is none.
@@ -89,17 +103,23 @@ async fn take_tasks(
     call: Call,
     JsonBody(take): JsonBody<TakeTasks>,
 ) -> Result<Response, Problem> {
+    let call = TaskCall::of(&call, taken);
     let (take, limit) = (take.read(&caller.subject)?, asked(&namespace, wait.as_deref())?);
-    let taken = match limit {
+    let tasks = match limit {
         None => namespace.tasks().take(&take, &call).await?,
         Some(limit) => wait_for_some(&namespace, &take, &call, limit).await?,
     };
-    Ok(json_answer(&TakenTasks { tasks: taken.into_iter().map(TaskWire::from).collect() }))
+    Ok(taken(&tasks).into_response())
 }
 
 /// A take that has begun is never given up: it may have landed, and its tasks would belong to a worker that does not
 /// know them. So only the wait between two takes ends with the time.
-async fn wait_for_some(namespace: &Namespace, take: &Take, call: &Call, limit: Duration) -> Result<Vec<Task>, Problem> {
+async fn wait_for_some(
+    namespace: &Namespace,
+    take: &Take,
+    call: &TaskCall,
+    limit: Duration,
+) -> Result<Vec<Task>, Problem> {
     let (tasks, env) = (namespace.tasks(), namespace.env());
     let until = env.monotonic() + limit;
     // What arrives from now on is noticed.
@@ -125,10 +145,8 @@ async fn wait_for_some(namespace: &Namespace, take: &Take, call: &Call, limit: D
     request_body = Heartbeat,
     responses(
         (status = 200, description = "The lease is renewed.", body = TaskWire),
-        (status = 404, description = "There is no such task.", body = ProblemShape,
-            content_type = "application/problem+json"),
-        (status = 409, description = "`lease-lost`: the token does not hold the task any more.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchTask,
+        LeaseLost,
     )
 )]
 async fn heartbeat_task(
@@ -137,8 +155,8 @@ async fn heartbeat_task(
     call: Call,
     JsonBody(beat): JsonBody<Heartbeat>,
 ) -> Result<Response, Problem> {
-    let task = namespace.tasks().renew(&id, beat.token, beat.lease()?, &call).await?;
-    Ok(json_answer(&TaskWire::from(task)))
+    let call = TaskCall::of(&call, changed);
+    Ok(changed(&[namespace.tasks().renew(&id, beat.token, beat.lease()?, &call).await?]).into_response())
 }
 
 /// Completes a task. Its first result counts.
@@ -151,10 +169,8 @@ async fn heartbeat_task(
     request_body = CompleteTask,
     responses(
         (status = 200, description = "It is done, now or before under the same token.", body = TaskWire),
-        (status = 404, description = "There is no such task.", body = ProblemShape,
-            content_type = "application/problem+json"),
-        (status = 409, description = "`lease-lost`: the token does not hold the task any more.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchTask,
+        LeaseLost,
     )
 )]
 async fn complete_task(
@@ -163,7 +179,8 @@ async fn complete_task(
     call: Call,
     JsonBody(CompleteTask { token, output }): JsonBody<CompleteTask>,
 ) -> Result<Response, Problem> {
-    Ok(json_answer(&TaskWire::from(namespace.tasks().complete(&id, token, &output, &call).await?)))
+    let call = TaskCall::of(&call, changed);
+    Ok(changed(&[namespace.tasks().complete(&id, token, &output, &call).await?]).into_response())
 }
 
 /// Tells that an attempt has failed. The task can be taken again after a pause, or has failed for good.
@@ -174,10 +191,8 @@ async fn complete_task(
     request_body = FailTask,
     responses(
         (status = 200, description = "It is `open` again, or `failed`.", body = TaskWire),
-        (status = 404, description = "There is no such task.", body = ProblemShape,
-            content_type = "application/problem+json"),
-        (status = 409, description = "`lease-lost`: the token does not hold the task any more.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchTask,
+        LeaseLost,
     )
 )]
 async fn fail_task(
@@ -187,8 +202,8 @@ async fn fail_task(
     JsonBody(failed): JsonBody<FailTask>,
 ) -> Result<Response, Problem> {
     let token = failed.token;
-    let (failure, again) = failed.read()?;
-    Ok(json_answer(&TaskWire::from(namespace.tasks().fail(&id, token, &failure, again, &call).await?)))
+    let ((failure, again), call) = (failed.read()?, TaskCall::of(&call, changed));
+    Ok(changed(&[namespace.tasks().fail(&id, token, &failure, again, &call).await?]).into_response())
 }
 
 /// Ends a task that shall not be done. A worker that is at it loses its lease.
@@ -199,8 +214,7 @@ async fn fail_task(
     request_body = CancelTask,
     responses(
         (status = 200, description = "It is cancelled.", body = TaskWire),
-        (status = 404, description = "There is no such task.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchTask,
         (status = 409, description = "`task-ended`: it has ended before.", body = ProblemShape,
             content_type = "application/problem+json"),
     )
@@ -214,7 +228,8 @@ async fn cancel_task(
     if reason.is_empty() {
         return Err(Problem::new(ProblemCode::InvalidBody, "reason: give one; it stays with the task"));
     }
-    Ok(json_answer(&TaskWire::from(namespace.tasks().cancel(&id, &reason, &call).await?)))
+    let call = TaskCall::of(&call, changed);
+    Ok(changed(&[namespace.tasks().cancel(&id, &reason, &call).await?]).into_response())
 }
 
 /// Lists tasks by their ids.
@@ -250,8 +265,7 @@ async fn list_tasks(
     params(("id" = String, Path), WaitQuery),
     responses(
         (status = 200, description = "The task.", body = TaskWire),
-        (status = 404, description = "There is no such task.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchTask,
     )
 )]
 async fn get_task(

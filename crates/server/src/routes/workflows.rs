@@ -27,7 +27,7 @@ use crate::calls::Call;
 use crate::group::Group;
 use crate::routes::entities::encoded;
 use crate::wire::page::{PageWire, page_answer};
-use crate::wire::problem::{Problem, ProblemShape};
+use crate::wire::problem::{Problem, ProblemCode, ProblemShape};
 use crate::wire::request::{JsonBody, PathParams, QueryParams, json_answer, json_answer_at};
 use crate::wire::wait::{WaitQuery, asked, within};
 use crate::wire::workflow::ask::{NewExecution, call_tag};
@@ -86,6 +86,7 @@ async fn start_execution(
     // The library's idempotency key of the start is the call, or the key that the client gives: the next attempt joins
     // what this one has started. A start that supersedes can have no such key; it has a tag instead, by which the next
     // attempt finds that it has taken the place.
+    still_kept(&namespace, &call, &new.workflow)?;
     let started = match has_superseded(&namespace, &call, &new).await? {
         true => namespace.engine().handle_by_id(new.id.unwrap_or_default()),
         false => new.into_start(namespace.engine(), call.id())?.await?,
@@ -125,6 +126,17 @@ fn is_end(error: &WorkflowError) -> bool {
     use WorkflowError::{Cancelled, Failed, Parked, TimedOut};
 
     matches!(error, Failed { .. } | TimedOut { .. } | Cancelled { .. } | Parked { .. })
+}
+
+/// Fails if the execution that an earlier attempt may have started could have ended and been removed since then: no trace
+/// of it would be left, and it must not be started twice.
+pub(crate) fn still_kept(namespace: &Namespace, call: &Call, workflow: &str) -> Result<(), Problem> {
+    let (Some(began), Some(kept)) = (call.repeated_from(), namespace.engine().keeps(workflow)) else { return Ok(()) };
+    if began.plus(kept) > namespace.env().now() {
+        return Ok(());
+    }
+    let detail = "the first request was cut off, and an execution that it has started may have been removed since then";
+    Err(Problem::new(ProblemCode::OutcomeUnknown, detail).with("workflow", workflow))
 }
 
 /// True if an earlier attempt at the call has started the execution that takes the place of another.

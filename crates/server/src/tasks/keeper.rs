@@ -8,10 +8,9 @@ use std::time::Duration;
 use latchwork::store::{ErrorKind, Order};
 use latchwork::workflow::{Engine, Failure, WorkflowError};
 
-use crate::calls::Call;
 use crate::tasks::rules::Change;
 use crate::tasks::stored::{Task, TaskKeys, TaskState};
-use crate::tasks::{TaskError, Tasks};
+use crate::tasks::{TaskCall, TaskError, Tasks};
 
 /// The pause between two looks while something is pending.
 const LOOK: Duration = Duration::from_millis(250);
@@ -116,7 +115,7 @@ impl Tasks {
                     task.told = true;
                     Ok(Change::Changed)
                 };
-                self.change(&id, &Call::default(), told).await?;
+                self.change(&id, &TaskCall::default(), told).await?;
             }
         }
         Ok(())

@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::OnceCell;
 
-use crate::calls::Call;
+use crate::calls::{Call, StoredAnswer};
 
 pub(crate) use keeper::{Kept, keep};
 pub(crate) use rules::Lease;
@@ -53,8 +53,32 @@ pub(crate) enum TaskError {
     Damaged { id: String },
     #[error("the record of task {id:?} cannot be written: {cause}")]
     Unwritable { id: String, cause: serde_json::Error },
+    #[error("the answer of a change of tasks cannot be stored")]
+    Answer,
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+/// The call that a change belongs to, and its answer for the tasks that it has changed. The answer is stored by the
+/// commit of the change, so a call that is repeated finds it, or has changed nothing.
+#[derive(Clone, Default)]
+pub(crate) struct TaskCall(Option<(Call, fn(&[Task]) -> StoredAnswer)>);
+
+impl TaskCall {
+    pub(crate) fn of(call: &Call, answer: fn(&[Task]) -> StoredAnswer) -> TaskCall {
+        TaskCall(Some((call.clone(), answer)))
+    }
+
+    fn answered(&self, commit: Commit, tasks: &[Task]) -> Result<Commit, TaskError> {
+        match &self.0 {
+            Some((call, answer)) => call.answered(commit, &answer(tasks)).ok_or(TaskError::Answer),
+            None => Ok(commit),
+        }
+    }
+
+    fn has_landed(&self) {
+        self.0.iter().for_each(|(call, _)| call.has_landed());
+    }
 }
 
 /// A task that is about to be put.
@@ -86,8 +110,8 @@ impl NewTask {
     fn at(self, now: Timestamp) -> Task {
         let NewTask { id, kind, input, key, retry, delay, completion, guard } = self;
         let state = TaskState::Open { due: now.plus(delay) };
-        let (attempt, token, failure, told, call) = (0, 0, None, false, None);
-        Task { id, kind, input, key, put_at: now, retry, attempt, token, state, failure, completion, told, guard, call }
+        let (attempt, token, failure, told) = (0, 0, None, false);
+        Task { id, kind, input, key, put_at: now, retry, attempt, token, state, failure, completion, told, guard }
     }
 }
 
@@ -188,7 +212,7 @@ impl Tasks {
     }
 
     /// Puts a task, once: if there is one of this id, it must have the same kind, input and key. A guard is renewed.
-    pub(crate) async fn put(&self, new: NewTask) -> Result<Put, TaskError> {
+    pub(crate) async fn put(&self, new: NewTask, call: &TaskCall) -> Result<Put, TaskError> {
         let keys = self.keys().await?;
         for _ in 0..TRIES {
             let view = self.0.store.view().await?;
@@ -200,7 +224,7 @@ impl Tasks {
                     return Ok(Put::Known(known));
                 }
                 let task = Task { guard: new.guard.clone(), ..known.clone() };
-                if self.replace(keys, &known, &item, &task).await? {
+                if self.replace(keys, (&known, &item), &task, &TaskCall::default()).await? {
                     return Ok(Put::Known(task));
                 }
                 continue;
@@ -211,7 +235,9 @@ impl Tasks {
             for place in keys.places(&task) {
                 commit = commit.put(&place, Bytes::new());
             }
+            commit = call.answered(commit, std::slice::from_ref(&task))?;
             if self.0.store.commit(commit).await?.is_applied() {
+                call.has_landed();
                 self.0.waiting.arrived(&task.kind);
                 return Ok(Put::New(task));
             }
@@ -220,11 +246,8 @@ impl Tasks {
     }
 
     /// Takes tasks that are due, those that have been due for longest first. None if there are none.
-    pub(crate) async fn take(&self, take: &Take, call: &Call) -> Result<Vec<Task>, TaskError> {
+    pub(crate) async fn take(&self, take: &Take, call: &TaskCall) -> Result<Vec<Task>, TaskError> {
         let keys = self.keys().await?;
-        if let Some(before) = self.taken_before(keys, call).await? {
-            return Ok(before);
-        }
         self.sweep().await?;
         for _ in 0..TRIES {
             let view = self.0.store.view().await?;
@@ -238,33 +261,15 @@ impl Tasks {
             for (before, item) in found {
                 let mut task = before.clone();
                 task.take(&take.lease, token, now);
-                task.call = call.id();
                 commit = guarded(self.change_of(keys, commit, (&before, &item), &task)?, &task);
                 taken.push(task);
             }
-            if self.0.store.commit(commit).await?.is_applied() {
+            if self.0.store.commit(call.answered(commit, &taken)?).await?.is_applied() {
+                call.has_landed();
                 return Ok(taken);
             }
         }
         Err(TaskError::Contended)
-    }
-
-    /// What an earlier attempt at the same call has taken, if it has.
-    async fn taken_before(&self, keys: &TaskKeys, call: &Call) -> Result<Option<Vec<Task>>, TaskError> {
-        let (Some(_), Some(call)) = (call.repeated_since(), call.id()) else { return Ok(None) };
-        let view = self.0.store.view().await?;
-        let (mut leased, mut taken) = (keys.over(Timestamp(u64::MAX - 1)), Vec::new());
-        loop {
-            let page = view.scan(&leased, Order::Ascending, 1000).await?;
-            for id in page.iter().filter_map(|(place, _)| TaskKeys::timed_id(place)) {
-                let task = self.find(keys, &view, &id).await?.map(|(task, _)| task);
-                taken.extend(task.filter(|task| task.call == Some(call)));
-            }
-            match page.last() {
-                Some((last, _)) if page.len() == 1000 => leased = leased.after(last),
-                _ => return Ok(Some(taken).filter(|taken| !taken.is_empty())),
-            }
-        }
     }
 
     /// The tasks that can be taken. One whose guard is lost is cancelled instead.
@@ -314,7 +319,7 @@ impl Tasks {
 
     async fn drop_unguarded(&self, id: &str) -> Result<(), TaskError> {
         let reason = "the right that it depends on is lost";
-        match self.change(id, &Call::default(), |task, now| task.cancel(reason, now)).await {
+        match self.change(id, &TaskCall::default(), |task, now| task.cancel(reason, now)).await {
             Err(TaskError::Ended { .. } | TaskError::NotFound { .. }) => Ok(()),
             cancelled => cancelled.map(drop),
         }
@@ -326,12 +331,18 @@ impl Tasks {
         id: &str,
         token: u64,
         length: Option<Duration>,
-        call: &Call,
+        call: &TaskCall,
     ) -> Result<Task, TaskError> {
         self.change(id, call, |task, now| task.renew(token, length, now)).await
     }
 
-    pub(crate) async fn complete(&self, id: &str, token: u64, output: &Value, call: &Call) -> Result<Task, TaskError> {
+    pub(crate) async fn complete(
+        &self,
+        id: &str,
+        token: u64,
+        output: &Value,
+        call: &TaskCall,
+    ) -> Result<Task, TaskError> {
         self.change(id, call, |task, now| task.complete(token, output, now)).await
     }
 
@@ -343,12 +354,12 @@ impl Tasks {
         token: u64,
         failure: &TaskFailure,
         again: Option<Option<Duration>>,
-        call: &Call,
+        call: &TaskCall,
     ) -> Result<Task, TaskError> {
         self.change(id, call, |task, now| task.fail(token, failure, again, now)).await
     }
 
-    pub(crate) async fn cancel(&self, id: &str, reason: &str, call: &Call) -> Result<Task, TaskError> {
+    pub(crate) async fn cancel(&self, id: &str, reason: &str, call: &TaskCall) -> Result<Task, TaskError> {
         self.change(id, call, |task, now| task.cancel(reason, now)).await
     }
 
@@ -417,11 +428,11 @@ impl Tasks {
         Ok(Some((task, item)))
     }
 
-    /// Changes one task, unless an earlier attempt at the call has.
+    /// Changes one task.
     async fn change(
         &self,
         id: &str,
-        call: &Call,
+        call: &TaskCall,
         change: impl Fn(&mut Task, Timestamp) -> Result<Change, TaskError>,
     ) -> Result<Task, TaskError> {
         let keys = self.keys().await?;
@@ -429,9 +440,6 @@ impl Tasks {
             let view = self.0.store.view().await?;
             let found = self.find(keys, &view, id).await?;
             let (before, item) = found.ok_or_else(|| TaskError::NotFound { id: id.into() })?;
-            if call.repeated_since().is_some() && before.call == call.id() {
-                return Ok(before);
-            }
             let mut task = before.clone();
             if change(&mut task, self.now())? == Change::Same {
                 return Ok(before);
@@ -440,8 +448,7 @@ impl Tasks {
                 self.drop_unguarded_boxed(id).await?;
                 continue;
             }
-            task.call = call.id();
-            if self.replace(keys, &before, &item, &task).await? {
+            if self.replace(keys, (&before, &item), &task, call).await? {
                 return Ok(task);
             }
         }
@@ -457,13 +464,21 @@ impl Tasks {
     }
 
     /// Replaces a record. False if another caller was faster.
-    async fn replace(&self, keys: &TaskKeys, before: &Task, item: &Item, task: &Task) -> Result<bool, TaskError> {
-        let mut commit = self.change_of(keys, Commit::new(), (before, item), task)?;
+    async fn replace(
+        &self,
+        keys: &TaskKeys,
+        (before, item): (&Task, &Item),
+        task: &Task,
+        call: &TaskCall,
+    ) -> Result<bool, TaskError> {
+        let commit = self.change_of(keys, Commit::new(), (before, item), task)?;
+        let mut commit = call.answered(commit, std::slice::from_ref(task))?;
         if depends_on_guard(task) {
             commit = guarded(commit, task);
         }
         let is_applied = self.0.store.commit(commit).await?.is_applied();
         if is_applied {
+            call.has_landed();
             self.told_of(before, task);
         }
         Ok(is_applied)
@@ -508,7 +523,7 @@ impl Tasks {
         let over = view.scan(&keys.over(self.now()), Order::Ascending, SWEPT).await?;
         let mut count = 0;
         for id in over.iter().filter_map(|(place, _)| TaskKeys::timed_id(place)) {
-            match self.change(&id, &Call::default(), |task, now| Ok(task.expire(now))).await {
+            match self.change(&id, &TaskCall::default(), |task, now| Ok(task.expire(now))).await {
                 Ok(_) => count += 1,
                 Err(TaskError::NotFound { .. } | TaskError::Contended) => {}
                 Err(error @ TaskError::Damaged { .. }) => tracing::error!(%error, "a lease is not taken away"),

@@ -164,7 +164,6 @@ mod tests {
             completion: None,
             told: false,
             guard: None,
-            call: None,
         }
     }
 

@@ -3,7 +3,7 @@
 //! is still to be told of. All orders follow from the record. Nothing here decides anything.
 
 use latchwork::Value;
-use latchwork::store::{Bytes, Check, Key, Range, Rev, Space, SpaceId, SpaceSpec, Store, StoreError, Timestamp, Uuid};
+use latchwork::store::{Bytes, Check, Key, Range, Rev, Space, SpaceId, SpaceSpec, Store, StoreError, Timestamp};
 use serde::{Deserialize, Serialize};
 
 /// The names of the spaces.
@@ -44,8 +44,6 @@ pub(crate) struct Task {
     pub(crate) told: bool,
     /// As long as this holds, the task is worth doing.
     pub(crate) guard: Option<StoredGuard>,
-    /// The call under an `Idempotency-Key` that has changed it last.
-    pub(crate) call: Option<Uuid>,
 }
 
 /// How far a task is.

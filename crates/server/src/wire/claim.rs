@@ -304,6 +304,7 @@ impl From<ClaimError> for Problem {
         let problem = |code| Problem::new(code, error.to_string());
         match &error {
             ClaimError::Store(store) => store.clone().into(),
+            ClaimError::Once(once) => once.clone().into(),
             ClaimError::Entity(entity) => entity.clone().into(),
             ClaimError::Cursor(cursor) => cursor.clone().into(),
             ClaimError::Workflow(below) => below.clone().into(),

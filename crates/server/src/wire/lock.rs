@@ -476,6 +476,7 @@ impl From<LockError> for Problem {
         let problem = |code| Problem::new(code, detail.clone());
         match &error {
             LockError::Store(store) => store.clone().into(),
+            LockError::Once(once) => once.clone().into(),
             LockError::Cursor(cursor) => cursor.clone().into(),
             LockError::Refused(refused) => refused_request(refused, detail),
             LockError::SessionLost { session } => session_lost(session),

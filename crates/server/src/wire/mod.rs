@@ -1,6 +1,7 @@
 //! What goes over the wire: shapes of requests and answers, and what an error becomes. One file for each layer of the
 //! library holds its shapes and the mapping of its errors. No other module builds JSON or status codes of errors.
 
+pub(crate) mod answers;
 pub(crate) mod claim;
 pub(crate) mod entity;
 pub(crate) mod etag;

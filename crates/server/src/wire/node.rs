@@ -119,6 +119,7 @@ impl From<NodesError> for Problem {
         let problem = |code| Problem::new(code, error.to_string());
         match &error {
             NodesError::Store(store) => store.clone().into(),
+            NodesError::Once(once) => once.clone().into(),
             NodesError::NotFound { name } => problem(ProblemCode::NotFound).with("node", name),
             NodesError::LastNode { name } => problem(ProblemCode::Conflict).with("node", name),
             // The client cannot have caused it: a record of a newer program.

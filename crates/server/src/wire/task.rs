@@ -400,7 +400,7 @@ impl From<TaskError> for Problem {
                 tracing::error!(error = detail, "stored data is damaged");
                 Problem::new(ProblemCode::Damaged, "stored data cannot be read; the log of the server names the place")
             }
-            TaskError::Unwritable { .. } => Problem::internal(&detail),
+            TaskError::Unwritable { .. } | TaskError::Answer => Problem::internal(&detail),
             TaskError::Store(error) => error.into(),
         }
     }

@@ -9,8 +9,7 @@ use latchwork::claim::{
 use latchwork::{Value, json};
 use serde::Deserialize;
 
-use crate::calls::Call;
-use crate::tasks::{NewTask, Put, TaskError, TaskState, Tasks, key_of};
+use crate::tasks::{NewTask, Put, TaskCall, TaskError, TaskState, Tasks, key_of};
 use crate::wire::claim::effect::EffectWire;
 use crate::wire::claim::unmarked;
 use crate::workers::call::{Assignment, CallFailed, NextCall};
@@ -147,7 +146,7 @@ async fn wait_for_task(worker: &Worker, tasks: &Tasks, kind: &str, ctx: &ActionC
     new.key = key;
     let id = new.id.clone();
     let ended = tokio::select! {
-        ended = async { tasks.put(new).await?; tasks.ended(&id).await } => ended?,
+        ended = async { tasks.put(new, &TaskCall::default()).await?; tasks.ended(&id).await } => ended?,
         lost = until_lost(worker, ctx) => {
             withdraw(tasks, &id).await;
             return Err(lost.into());
@@ -166,7 +165,7 @@ async fn wait_for_task(worker: &Worker, tasks: &Tasks, kind: &str, ctx: &ActionC
 
 /// Ends a task that is not worth doing any more. If that fails, its guard keeps it from being taken.
 async fn withdraw(tasks: &Tasks, id: &str) {
-    match tasks.cancel(id, "the claim is lost", &Call::default()).await {
+    match tasks.cancel(id, "the claim is lost", &TaskCall::default()).await {
         Ok(_) | Err(TaskError::Ended { .. } | TaskError::NotFound { .. }) => {}
         Err(error) => tracing::warn!(%error, task = id, "a task of a lost claim was not cancelled"),
     }
@@ -188,7 +187,7 @@ async fn deliver(worker: Worker, effect: AfterEffect) -> Result<(), String> {
         Reached::Tasks(tasks, kind) => {
             let mut new = NewTask::new(format!("effect-{key}"), kind, input);
             new.key = key;
-            tasks.put(new).await.map(|_: Put| ()).map_err(|error| error.to_string())
+            tasks.put(new, &TaskCall::default()).await.map(|_: Put| ()).map_err(|error| error.to_string())
         }
     }
 }

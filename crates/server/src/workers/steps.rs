@@ -8,8 +8,7 @@ use latchwork::workflow::{Attempt, Ctx, Failure, Retry, Workflow, workflow};
 use latchwork::{Map, Value, json};
 use serde::Serialize;
 
-use crate::calls::Call;
-use crate::tasks::{NewTask, TaskError, Tasks};
+use crate::tasks::{NewTask, TaskCall, TaskError, Tasks};
 use crate::workers::call::{Assignment, CallFailed, NextCall};
 use crate::workers::endpoint::{Endpoint, EndpointLimits};
 use crate::workers::{Reached, Worker};
@@ -97,12 +96,12 @@ async fn wait_for_task(tasks: &Tasks, kind: &str, ctx: &Ctx, step: &str, input: 
     let put = |attempt: Attempt| {
         let mut new = NewTask::new(id.clone(), kind, input.clone());
         (new.key, new.completion) = (attempt.idempotency_key.to_string(), Some(token.clone()));
-        async move { tasks.put(new).await.map(drop).map_err(put_failure) }
+        async move { tasks.put(new, &TaskCall::default()).await.map(drop).map_err(put_failure) }
     };
     ctx.run_with(step, put).input(&input).retry(Retry::exponential()).await?;
     let ended = end.wait().await;
     if ended.as_ref().is_err_and(Failure::is_cancelled) {
-        let withdraw = async || match tasks.cancel(&id, "the execution was cancelled", &Call::default()).await {
+        let withdraw = async || match tasks.cancel(&id, "the execution was cancelled", &TaskCall::default()).await {
             Err(TaskError::Ended { .. } | TaskError::NotFound { .. }) => Ok(()),
             cancelled => cancelled.map(drop).map_err(Failure::from),
         };

@@ -224,7 +224,7 @@ async fn a_firing_under_a_key_is_made_once_and_asked_for_again() {
     served.until("/claims/i-1/history", 1).await;
     let done = call("100ms").of(&served.running).await.json();
     let expected = json!({
-        "outcome": "done", "from": "sent", "to": "paid", "rev": 3, "output": null, "is_recovered": true,
+        "outcome": "done", "from": "sent", "to": "paid", "rev": 3, "output": {"paid": 1}, "is_recovered": true,
     });
     assert_eq!(done, expected);
     let replayed = call("100ms").of(&served.running).await;

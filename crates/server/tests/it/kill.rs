@@ -1,5 +1,6 @@
 //! SIGKILL of a program that mounts the API, under load, with clients that send a call again under its Idempotency-Key
-//! until it is answered: no execution is started twice, no signal is lost or received twice, no claim is made twice.
+//! until it is answered: no execution is started twice, no signal is lost or received twice, no claim is made twice, and
+//! no schedule is triggered twice.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -40,6 +41,14 @@ fn tally() -> Workflow<u64, Vec<u64>> {
     })
 }
 
+/// Counts how often it was started.
+fn count() -> Workflow<(), ()> {
+    workflow("count").run(async |ctx: Ctx, ()| {
+        ctx.state().global::<u64>("counted").increment(1).await?;
+        Ok(())
+    })
+}
+
 async fn claims(engine: &Engine) -> Claims {
     let mut pay = ClaimStep::new(10, "pay", "sent", "paid").claimed("paying").action("Pay");
     pay.lease = Some(Duration::from_millis(500));
@@ -56,7 +65,7 @@ async fn claims(engine: &Engine) -> Claims {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_process_that_is_killed() {
     let Ok(directory) = std::env::var(DIRECTORY) else { return };
-    let engine = Engine::open(directory).register(&tally()).start().await.unwrap();
+    let engine = Engine::open(directory).register(&tally()).register(&count()).start().await.unwrap();
     let api = Api::on(&engine).claims(&claims(&engine).await);
     let listen = Listen::Tcp(std::env::var(PLACE).unwrap().parse().unwrap());
     let server = Server::builder().namespace("default", api).listen(listen).start().await.unwrap();
@@ -133,6 +142,17 @@ impl Load {
         ids
     }
 
+    /// Triggers a schedule. Returns the ids of the executions that it starts.
+    async fn triggers(self, client: usize) -> Vec<String> {
+        let mut ids = Vec::new();
+        while !self.stop.load(Ordering::Relaxed) {
+            let key = format!("trigger-{client}-{}", ids.len());
+            let fired = self.call("/v1/schedules/tick/trigger", &key, 200, json!({})).await.json();
+            ids.push(fired["id"].as_str().unwrap().to_string());
+        }
+        ids
+    }
+
     /// Adds invoices and pays them. Returns their ids.
     async fn pays(self, client: usize) -> Vec<String> {
         let mut ids = Vec::new();
@@ -157,6 +177,10 @@ async fn calls_under_a_key_are_made_once_whenever_the_server_is_killed() {
     let (mut child, place) = started(&directory, "127.0.0.1:0");
     let load = Load { place: place.clone(), again: Arc::default(), stop: Arc::default() };
     let starters: Vec<_> = (0..CLIENTS).map(|client| tokio::spawn(load.clone().starts(client))).collect();
+    let tick = json!({"workflow": "count", "input": null, "every_ms": 3_600_000_000_u64, "overlap": "allow"});
+    let put = ask("PUT", "/v1/schedules/tick").json(tick).at(&place).await;
+    assert_eq!(put.status, 201, "{put:?}");
+    let triggerers: Vec<_> = (0..2).map(|client| tokio::spawn(load.clone().triggers(client))).collect();
     let payers: Vec<_> = (0..CLIENTS).map(|client| tokio::spawn(load.clone().pays(client))).collect();
     let (env, kills) = (Env::system(), number("LATCHWORK_KILLS", 5));
     for _ in 0..kills {
@@ -173,6 +197,12 @@ async fn calls_under_a_key_are_made_once_whenever_the_server_is_killed() {
     for payer in payers {
         invoices.extend(payer.await.unwrap());
     }
+    let mut triggered = std::collections::BTreeSet::new();
+    for triggerer in triggerers {
+        for id in triggerer.await.unwrap() {
+            assert!(triggered.insert(id.clone()), "{id} is the answer to two calls");
+        }
+    }
     for id in &executions {
         let ended = ask("GET", &format!("/v1/workflows/{id}/result?wait=30s")).at(&place).await.json();
         assert_eq!(ended["output"], json!((0..SIGNALS).collect::<Vec<_>>()), "{id}");
@@ -180,10 +210,19 @@ async fn calls_under_a_key_are_made_once_whenever_the_server_is_killed() {
     child.kill().unwrap();
     child.wait().unwrap();
 
-    let engine = Engine::open(&directory).register(&tally()).start().await.unwrap();
+    let engine = Engine::open(&directory).register(&tally()).register(&count()).start().await.unwrap();
+    for id in &triggered {
+        // The engine that starts last starts what was triggered and not started yet.
+        while engine.describe(id.as_str()).await.is_err() {
+            Env::system().sleep(Duration::from_millis(10)).await;
+        }
+        engine.handle_by_id(id.as_str()).result_through_parks().await.unwrap();
+    }
+    let counted = engine.states().global().slot::<u64>("counted").get().await.unwrap();
+    assert_eq!(counted, Some(triggered.len() as u64), "a schedule was triggered twice");
     let claims = StoredClaims::on(engine.store()).await.unwrap();
     let all = latchwork::workflow::History::ids(engine.store()).await.unwrap();
-    assert_eq!(all.len(), executions.len(), "no execution was started twice");
+    assert_eq!(all.len(), executions.len() + triggered.len(), "no execution was started twice");
     let ended = engine.states().global().slot::<u64>("ended").get().await.unwrap();
     assert_eq!(ended, Some(executions.len() as u64));
     for id in &invoices {
@@ -191,7 +230,8 @@ async fn calls_under_a_key_are_made_once_whenever_the_server_is_killed() {
         assert_eq!(changes.iter().filter(|change| change.to == "paid").count(), 1, "{changes:?}");
     }
     let again = load.again.load(Ordering::Relaxed);
-    println!("{kills} kills, {} executions, {} invoices, {again} calls again", executions.len(), invoices.len());
-    assert!(!executions.is_empty() && !invoices.is_empty() && again > 0, "the kills hit calls");
+    let (count, fired) = (executions.len(), triggered.len());
+    println!("{kills} kills, {count} executions, {} invoices, {fired} triggers, {again} calls again", invoices.len());
+    assert!(count > 0 && fired > 0 && !invoices.is_empty() && again > 0, "the kills hit calls");
     assert_eq!(engine.store().verify().await.unwrap(), []);
 }

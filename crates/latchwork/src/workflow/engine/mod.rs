@@ -17,13 +17,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::AbortHandle;
 
 use crate::entity::Entities;
-use crate::lane::Lanes;
+use crate::lane::{Lanes, OnceSpace};
 use crate::lock;
 use crate::lock::service::Service;
 use crate::node::alarm::{self, Alarms};
@@ -138,6 +139,8 @@ pub(crate) struct EngineInner {
     listening: Mutex<BTreeMap<(ExecutionId, News), Arc<Listener>>>,
     /// Messages to the same execution share commits.
     pub(crate) lanes: Lanes<EngineInner>,
+    /// The answers of changes under idempotency keys.
+    pub(crate) once: OnceSpace,
     pub(crate) locks: Arc<Service>,
     /// Decides which starts run.
     pub(crate) admissions: Arc<Admissions>,
@@ -405,6 +408,7 @@ impl EngineBuilder {
             unbegun: Unbegun::default(),
             listening: Mutex::default(),
             lanes: Lanes::default(),
+            once: OnceSpace::default(),
             locks,
             admissions,
             suspects,
@@ -562,6 +566,18 @@ impl Engine {
     /// ```
     pub fn store(&self) -> &Store {
         &self.inner.store
+    }
+
+    /// How long executions of a workflow are kept after their end, if the workflow is registered with this engine.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// println!("{:?}", engine.keeps("order"));
+    /// # Ok(()) }
+    /// ```
+    pub fn keeps(&self, workflow: &str) -> Option<Duration> {
+        self.inner.definition(workflow).map(|definition| definition.keep)
     }
 
     /// The state in that store: slots of executions and all others, from outside.

@@ -1,12 +1,13 @@
 //! What operators do to executions: cancel, terminate, resume, wake, retry; and the answer to why one waits.
 
 use std::collections::BTreeMap;
+use std::future::IntoFuture;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use crate::damage::{Scanned, scan_around};
-use crate::lane::Part;
+use crate::lane::{Once, OnceCall, OnceFound, Part};
 use crate::lock::Owner;
 use crate::store::{Check, ErrorKind, Generation, Rev, Timestamp};
 use crate::workflow::admission::QueuePosition;
@@ -20,7 +21,7 @@ use crate::workflow::run::{OpInProgress, RECORD, Run, Stop, with_record};
 use crate::workflow::stored::kept::MessageBody;
 use crate::workflow::stored::listed::{read_by_status, read_end};
 use crate::workflow::stored::record::{Execution, StoredStatus, Supersede, Wait, WaitsFor, failure_text};
-use crate::workflow::{ExecutionId, Failure, Result, WorkflowError};
+use crate::workflow::{Boxed, ExecutionId, Failure, Result, WorkflowError};
 
 /// The code of the failure of an execution that was terminated.
 pub(crate) const TERMINATED: &str = "latchwork.terminated";
@@ -98,20 +99,8 @@ impl Engine {
     /// }
     /// # Ok(()) }
     /// ```
-    pub async fn resume(&self, id: impl Into<ExecutionId>) -> Result<()> {
-        let id = id.into();
-        let (before, rev) = self.inner.known(&id).await?;
-        if !matches!(before.status, StoredStatus::Parked(_)) {
-            return Err(WorkflowError::NotParked { id });
-        }
-        let resumes = before.resumes + 1;
-        let mut after = Execution { status: StoredStatus::Running, resumes, ..before.clone() };
-        let part = self.inner.at_record(&id, Some(rev));
-        let (part, _) = with_record(&self.inner, part, &id, Some(&before), &mut after, None);
-        if !self.inner.perform(self.inner.waking(part, &id)).await? {
-            return Err(WorkflowError::NotParked { id });
-        }
-        self.inner.load(&id).await
+    pub fn resume(&self, id: impl Into<ExecutionId>) -> Steer {
+        Steer { engine: self.clone(), id: id.into(), is_retry: false, once: None }
     }
 
     /// Loads a waiting execution at once, to see whether it can continue. If it must still wait, it is evicted again.
@@ -141,18 +130,8 @@ impl Engine {
     /// engine.retry_now("order-7").await?;
     /// # Ok(()) }
     /// ```
-    pub async fn retry_now(&self, id: impl Into<ExecutionId>) -> Result<()> {
-        let id = id.into();
-        let why = self.why(&id).await?;
-        match why.state {
-            ExecutionState::Parked(_) => return self.resume(&id).await,
-            ExecutionState::Running | ExecutionState::Waiting => {}
-            _ => return Err(WorkflowError::Ended { id }),
-        }
-        if !why.waits.iter().any(|wait| matches!(wait.what, WaitsFor::Retry(_))) {
-            return Err(WorkflowError::NotRetrying { id });
-        }
-        self.inner.deliver(&id, MessageBody::RetryNow, None).await.map(drop)
+    pub fn retry_now(&self, id: impl Into<ExecutionId>) -> Steer {
+        Steer { engine: self.clone(), id: id.into(), is_retry: true, once: None }
     }
 
     /// Returns the executions that wait for an operator, with the reasons.
@@ -204,6 +183,93 @@ impl Engine {
         let set_aside = self.inner.set_aside.lock().get(&id).cloned();
         let why = Why { resident: resident.is_some(), set_aside, queue, ..Why::stored(id, execution, changed) };
         Ok(Why { waits: doing.unwrap_or(why.waits), ..why })
+    }
+}
+
+/// A resume of an execution, or a retry of its step, that is about to be made.
+#[must_use = "nothing is done until this is awaited"]
+pub struct Steer {
+    engine: Engine,
+    id: ExecutionId,
+    is_retry: bool,
+    once: Option<Once>,
+}
+
+shown!(Steer, it => id: it.id);
+
+impl Steer {
+    /// Sets an idempotency key: the execution is resumed once, however often this is asked for.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// engine.resume("order-7").once("request-7").await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn once(mut self, once: impl Into<Once>) -> Steer {
+        self.once = Some(once.into());
+        self
+    }
+
+    async fn run(self) -> Result<()> {
+        let Steer { engine, id, is_retry, once } = &self;
+        let inner = &engine.inner;
+        loop {
+            let change = (if *is_retry { "retry" } else { "resume" }, id);
+            let call = match inner.once.find(&inner.store, once.as_ref(), &change).await? {
+                OnceFound::Answered(()) => return Ok(()),
+                OnceFound::Anew(call) => call,
+            };
+            let is_done = match is_retry {
+                true => engine.retry_step(id, &call).await?,
+                false => inner.resume(id, &call).await?,
+            };
+            if is_done {
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl IntoFuture for Steer {
+    type Output = Result<()>;
+    type IntoFuture = Boxed<'static, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.run())
+    }
+}
+
+impl Engine {
+    /// One attempt of a retry. Returns false if another commit was faster.
+    async fn retry_step(&self, id: &ExecutionId, call: &OnceCall) -> Result<bool> {
+        let why = self.why(id).await?;
+        match why.state {
+            ExecutionState::Parked(_) => return self.inner.resume(id, call).await,
+            ExecutionState::Running | ExecutionState::Waiting => {}
+            _ => return Err(WorkflowError::Ended { id: id.clone() }),
+        }
+        if !why.waits.iter().any(|wait| matches!(wait.what, WaitsFor::Retry(_))) {
+            return Err(WorkflowError::NotRetrying { id: id.clone() });
+        }
+        self.inner.deliver(id, MessageBody::RetryNow, Some(call.checks_and_writes(&()))).await
+    }
+}
+
+impl EngineInner {
+    /// One attempt to resume a parked execution. Returns false if another commit was faster.
+    async fn resume(self: &Arc<EngineInner>, id: &ExecutionId, call: &OnceCall) -> Result<bool> {
+        let (before, rev) = self.known(id).await?;
+        if !matches!(before.status, StoredStatus::Parked(_)) {
+            return Err(WorkflowError::NotParked { id: id.clone() });
+        }
+        let resumes = before.resumes + 1;
+        let mut after = Execution { status: StoredStatus::Running, resumes, ..before.clone() };
+        let (part, _) = with_record(self, self.at_record(id, Some(rev)), id, Some(&before), &mut after, None);
+        if !self.perform(self.waking(part.and(call.answered(&())), id)).await? {
+            return Ok(false);
+        }
+        self.load(id).await.map(|()| true)
     }
 }
 

@@ -21,6 +21,7 @@ impl ValueSchema {
         if *may_be_missing && value.is_null() {
             return Ok(());
         }
+        crate::json::check_schema(&self.schema)?;
         let validator =
             jsonschema::validator_for(&self.schema).map_err(|error| format!("the schema is wrong: {error}"))?;
         validator.validate(value).map_err(|error| match error.instance_path().to_string() {

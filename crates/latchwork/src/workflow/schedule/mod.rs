@@ -15,6 +15,7 @@ pub(crate) mod stored;
 
 use std::sync::Arc;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 pub use define::{Overlap, Schedule};
@@ -23,13 +24,13 @@ pub use read::{
     Fires, RunCause, RunOutcome, ScheduleDescription, ScheduleList, ScheduleRun, ScheduleRuns, StoredSchedules,
 };
 
-use crate::lane::Tag;
-use crate::micros;
+use crate::lane::{Once, OnceFound, Part, Tag};
 use crate::store::{Order, Rev, Timestamp};
 use crate::workflow::engine::{Engine, EngineInner};
 use crate::workflow::run::largest;
 use crate::workflow::stored::record::fetch;
 use crate::workflow::{ExecutionId, Result, WorkflowError};
+use crate::{json, micros};
 use decide::due;
 use plan::SchedulePlan;
 use read::place;
@@ -78,6 +79,7 @@ impl Counts {
 #[derive(Clone)]
 pub struct Schedules {
     engine: Arc<EngineInner>,
+    once: Option<Once>,
 }
 
 impl Engine {
@@ -92,11 +94,25 @@ impl Engine {
     /// # Ok(()) }
     /// ```
     pub fn schedules(&self) -> Schedules {
-        Schedules { engine: self.inner.clone() }
+        Schedules { engine: self.inner.clone(), once: None }
     }
 }
 
 impl Schedules {
+    /// Sets the idempotency key of the change that is made through the returned handle: take one handle for each
+    /// change. The change is made once, and asking again returns the same answer.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// let id = engine.schedules().once("request-7").trigger("hourly").await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn once(mut self, once: impl Into<Once>) -> Schedules {
+        self.once = Some(once.into());
+        self
+    }
+
     /// Creates a schedule, or changes the schedule of this name. After a change, handled occurrences are not handled
     /// again, a pause stays, and waiting occurrences start with the new workflow and input. The next occurrence is the
     /// first after now. If the times did not change, the next occurrence does not change either.
@@ -118,8 +134,17 @@ impl Schedules {
         let (timing, plan) = schedule.timing()?;
         let (name, overlap, catch_up_us) = (schedule.name, schedule.overlap, micros::of(schedule.catch_up));
         let target = schedule.target.ok_or_else(|| ScheduleError::NoWorkflow { name: name.clone() })?;
+        let asked = (&timing, overlap, catch_up_us, &target.0, target.1.as_ref().ok());
+        let asked = json::to_value(&("schedule.put", &name, asked)).unwrap_or_default();
+        if let OnceFound::Answered(put) = self.find(&asked).await? {
+            return Ok(put);
+        }
         let (workflow, input) = self.accept(target)?;
         loop {
+            let call = match self.find(&asked).await? {
+                OnceFound::Answered(put) => return Ok(put),
+                OnceFound::Anew(call) => call,
+            };
             let (now, found) = (self.engine.store.env().now(), self.read(&name).await?);
             let before = found.as_ref().map(|(before, _)| before);
             let last_us = before.and_then(|before| before.last_us);
@@ -130,12 +155,15 @@ impl Schedules {
             let mut after = before.cloned().unwrap_or_else(|| ScheduleRecord::new(&timing, now));
             (after.timing, after.overlap, after.catch_up_us) = (timing.clone(), overlap, catch_up_us);
             (after.workflow, after.input) = (workflow.clone(), input.clone());
-            (after.changed_us, after.next_us, after.stalled) = (now.0, next_us, None);
+            // Later than its creation, so that the two are told apart.
+            let changed_us = before.map_or(now.0, |before| now.0.max(before.created_us + 1));
+            (after.changed_us, after.next_us, after.stalled) = (changed_us, next_us, None);
             let is_left = |it: &Backfill| plan.from(Timestamp(it.from_us)).is_some_and(|time| time.0 < it.to_us);
             after.backfills.retain(is_left);
             let before = found.as_ref().map(|(before, rev)| (before, *rev));
-            if self.change(&name, before, after, &plan, now).await? {
-                return self.known(&name).await;
+            let put = self.stored().description(&name, after.clone()).await?;
+            if self.change(&name, before, after, (&plan, now), call.answered(&put)).await? {
+                return Ok(put);
             }
         }
     }
@@ -158,7 +186,7 @@ impl Schedules {
     /// # Ok(()) }
     /// ```
     pub async fn pause(&self, name: &str, reason: &str) -> Result<()> {
-        self.update(name, |schedule, _, now| {
+        self.update(name, ("schedule.pause", reason), |schedule, _, now| {
             let paused = || Paused { reason: reason.into(), since_us: now.0 };
             schedule.paused.get_or_insert_with(paused).reason = reason.into();
             Ok(())
@@ -166,7 +194,7 @@ impl Schedules {
         .await
     }
 
-    /// Resumes a paused schedule from the first occurrence after now.
+    /// Resumes a paused schedule from the first occurrence after now. Returns its next occurrence, if there are more.
     ///
     /// ```
     /// # use latchwork::workflow::{Engine, Result};
@@ -174,13 +202,13 @@ impl Schedules {
     /// engine.schedules().resume("hourly").await?;
     /// # Ok(()) }
     /// ```
-    pub async fn resume(&self, name: &str) -> Result<()> {
-        self.update(name, |schedule, plan, now| {
+    pub async fn resume(&self, name: &str) -> Result<Option<Timestamp>> {
+        self.update(name, ("schedule.resume", ()), |schedule, plan, now| {
             if schedule.paused.take().is_some() {
                 let last = Timestamp(schedule.last_us.unwrap_or(0)).max(now);
                 schedule.next_us = plan.after(last).map(|next| next.0);
             }
-            Ok(())
+            Ok(schedule.next_us.map(Timestamp))
         })
         .await
     }
@@ -195,7 +223,7 @@ impl Schedules {
     /// # Ok(()) }
     /// ```
     pub async fn trigger(&self, name: &str) -> Result<ExecutionId> {
-        self.update(name, |schedule, _, now| {
+        self.update(name, ("schedule.trigger", ()), |schedule, _, now| {
             let count = schedule.triggers.len();
             if count >= MOST_TRIGGERS {
                 return Err(ScheduleError::Busy { name: name.into(), what: "triggers", count });
@@ -223,7 +251,7 @@ impl Schedules {
     /// ```
     pub async fn backfill(&self, name: &str, from: Timestamp, to: Timestamp) -> Result<u64> {
         let wrong = |reason| ScheduleError::Backfill { name: name.into(), reason };
-        self.update(name, |schedule, plan, now| {
+        self.update(name, ("schedule.backfill", (from, to)), |schedule, plan, now| {
             match (from < to, to <= now) {
                 (false, _) => return Err(wrong("its end is not after its start")),
                 (_, false) => return Err(wrong("its end is in the future")),
@@ -258,6 +286,10 @@ impl Schedules {
     pub async fn delete(&self, name: &str) -> Result<()> {
         let spaces = &self.engine.scheduling.spaces;
         loop {
+            let call = match self.find(&("schedule.delete", name)).await? {
+                OnceFound::Answered(()) => return Ok(()),
+                OnceFound::Anew(call) => call,
+            };
             let view = self.engine.store.view().await?;
             let Some((before, rev)) = self.read(name).await? else {
                 return Err(ScheduleError::NotFound { name: name.into() }.into());
@@ -269,7 +301,7 @@ impl Schedules {
                 part = part.delete(&spaces.alarm(name, Timestamp(due)));
             }
             let part = runs.iter().fold(part, |part, (key, _)| part.delete(key));
-            if self.engine.perform(part).await? {
+            if self.engine.perform(part.and(call.answered(&()))).await? {
                 return Ok(());
             }
         }
@@ -344,9 +376,9 @@ impl Schedules {
         StoredSchedules { store: self.engine.store.clone(), spaces: Some(spaces) }
     }
 
-    async fn known(&self, name: &str) -> Result<ScheduleDescription> {
-        let found = self.get(name).await?;
-        found.ok_or_else(|| ScheduleError::NotFound { name: name.into() }.into())
+    /// Looks whether this change was made before under the idempotency key, if there is one.
+    async fn find<A: DeserializeOwned>(&self, change: &impl Serialize) -> Result<OnceFound<A>> {
+        Ok(self.engine.once.find(&self.engine.store, self.once.as_ref(), change).await?)
     }
 
     /// Returns the workflow of a schedule and an input that it accepts. An engine that only operates knows no
@@ -373,37 +405,45 @@ impl Schedules {
         Ok(found.map(|(stored, item)| (stored, item.rev)))
     }
 
-    /// Changes an existing schedule. Retries if other commits change it at the same time.
-    async fn update<T>(
+    /// Changes an existing schedule. Retries if other commits change it at the same time. `asked` names the change,
+    /// with its arguments.
+    async fn update<T: Serialize + DeserializeOwned>(
         &self,
         name: &str,
+        asked: (&str, impl Serialize),
         change: impl Fn(&mut ScheduleRecord, &SchedulePlan, Timestamp) -> Result<T, ScheduleError>,
     ) -> Result<T> {
         loop {
+            let call = match self.find(&(name, &asked)).await? {
+                OnceFound::Answered(answer) => return Ok(answer),
+                OnceFound::Anew(call) => call,
+            };
             let Some((before, rev)) = self.read(name).await? else {
                 return Err(ScheduleError::NotFound { name: name.into() }.into());
             };
             let (plan, now) = (SchedulePlan::of(name, &before.timing)?, self.engine.store.env().now());
             let mut after = before.clone();
             let answer = change(&mut after, &plan, now)?;
-            if after == before || self.change(name, Some((&before, rev)), after, &plan, now).await? {
+            let is_done = after == before && self.once.is_none();
+            let kept = call.answered(&answer);
+            if is_done || self.change(name, Some((&before, rev)), after, (&plan, now), kept).await? {
                 return Ok(answer);
             }
         }
     }
 
-    /// Commits a change of a schedule. Returns true if it has landed.
+    /// Commits a change of a schedule, and what belongs to it. Returns true if it has landed.
     async fn change(
         &self,
         name: &str,
         before: Option<(&ScheduleRecord, Rev)>,
         mut after: ScheduleRecord,
-        plan: &SchedulePlan,
-        now: Timestamp,
+        (plan, now): (&SchedulePlan, Timestamp),
+        part: Part,
     ) -> Result<bool> {
         // If an execution runs, the keeper will find nothing to do and set the right alarm.
         after.due_us = due(&after, plan, now, false).map(|due| due.0);
-        self.engine.perform(self.engine.changing(name, before, &after)).await
+        self.engine.perform(self.engine.changing(name, before, &after).and(part)).await
     }
 }
 

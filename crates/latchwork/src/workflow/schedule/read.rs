@@ -244,6 +244,13 @@ impl StoredSchedules {
         Ok(std::iter::successors(first, |time| plan.after(*time)).take(count).collect())
     }
 
+    /// The description of a schedule whose record is this one.
+    pub(super) async fn description(&self, name: &str, record: ScheduleRecord) -> Result<ScheduleDescription> {
+        let missing = || ScheduleError::NotFound { name: name.into() };
+        let (spaces, view) = (self.spaces.as_ref().ok_or_else(missing)?, self.store.view().await?);
+        describe(spaces, &view, name, record).await
+    }
+
     /// Reads an existing schedule.
     async fn read(&self, name: &str) -> Result<(View, ScheduleRecord)> {
         let missing = || ScheduleError::NotFound { name: name.into() };

@@ -1,23 +1,21 @@
-//! Firing a step over HTTP. The library has no key for a firing, so a call under an `Idempotency-Key` puts its id
-//! behind the name of the actor, which the claim and the history of the entity keep. The next attempt finds there what
-//! the one before has done. The server shows the name without the id; the action itself sees it. An attempt that was
-//! taken over and goes on is stopped by the claim, or by the status of the entity.
+//! Firing a step over HTTP. The id of a call under an `Idempotency-Key` is the library's key of the firing: the claim
+//! carries it, and the commit that ends the firing keeps its outcome. So the next attempt finds what the one before has
+//! done, or that its action still runs.
 
 use std::future::IntoFuture;
 
 use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
-use latchwork::claim::TransitionKind;
+use latchwork::claim::{Fire, Fired};
 
 use crate::access::Caller;
 use crate::api::Namespace;
 use crate::calls::Call;
-use crate::routes::claims::{REQUESTER, landed, stored, token_name, unknown_workflow};
+use crate::routes::claims::{REQUESTER, token_name, unknown_workflow};
 use crate::wire::claim::fired::{FireRequest, FiredWire, FiringWire, fired_answer, running_answer};
-use crate::wire::entity::Note;
 use crate::wire::problem::{Problem, ProblemShape};
-use crate::wire::request::{JsonBody, PathParams, QueryParams, json_answer};
+use crate::wire::request::{JsonBody, PathParams, QueryParams};
 use crate::wire::wait::{self, WaitQuery};
 
 /// Fires a step for an entity: claims the entity, runs the action, and makes the transition. Of several callers at the
@@ -54,46 +52,17 @@ pub(super) async fn fire_step(
     let FireRequest { workflow, step, requester, actor, input } = asked;
     let time = wait::asked(&namespace, wait.as_deref())?.unwrap_or(namespace.limits().wait);
     let claims = namespace.claims().ok_or_else(|| unknown_workflow(&workflow))?;
-    if let Some(earlier) = earlier(&namespace, &entity, &call).await? {
-        return Ok(match earlier {
-            Earlier::Done(done) => json_answer(&done),
-            Earlier::Runs => running_answer(entity, workflow, step),
-        });
-    }
     let fire =
         claims.fire(&workflow, &step, entity.as_str()).by(requester.as_deref().unwrap_or(REQUESTER)).input(input);
     let actor = actor.or_else(|| token_name(&caller));
-    let actor = match call.id() {
-        Some(call) => Some(Note::write(actor.as_deref(), &call.to_string())),
-        None => actor,
-    };
     let fire = actor.into_iter().fold(fire, |fire, actor| fire.actor(actor));
+    let fire = call.once().into_iter().fold(fire, Fire::once);
     match wait::within(&namespace, time, fire.into_future()).await {
+        // Of an earlier attempt. It may wait for the janitor or for an operator.
+        Some(Ok(Fired::Running(_))) => Ok(running_answer(entity, workflow, step)),
         Some(fired) => fired_answer(&entity, fired?),
         None => Ok(running_answer(entity, workflow, step)),
     }
-}
-
-/// What an earlier attempt at the same call has done.
-enum Earlier {
-    /// It has made the transition.
-    Done(FiredWire),
-    /// Its action runs, or waits for the janitor or for an operator.
-    Runs,
-}
-
-async fn earlier(namespace: &Namespace, entity: &str, call: &Call) -> Result<Option<Earlier>, Problem> {
-    let (Some(id), Some(_)) = (call.id(), call.repeated_since()) else { return Ok(None) };
-    let stored = stored(namespace).await?;
-    // The claim is read first: if it ends between both reads, the history shows how.
-    let open = stored.get(entity).await?;
-    let is_its = |actor: &str| Note::read(actor).1 == Some(id.to_string().as_str());
-    let runs = open.is_some_and(|claim| claim.holder.actor.as_deref().is_some_and(is_its));
-    let done = landed(&stored, entity, call).await?.filter(|change| change.kind == TransitionKind::Done);
-    Ok(match done {
-        Some(done) => Some(Earlier::Done(done.into())),
-        None => runs.then_some(Earlier::Runs),
-    })
 }
 
 #[cfg(test)]
@@ -105,6 +74,7 @@ mod tests {
     use latchwork::{Value, json};
     use tokio::sync::Semaphore;
 
+    use crate::routes::claims::stored;
     use crate::routes::claims::tests::{body, caller, namespace};
 
     async fn fire(namespace: &Namespace, step: &str, call: Call) -> Result<(u16, Value), Problem> {
@@ -128,7 +98,7 @@ mod tests {
         assert_eq!((status, &again["rev"], &again["is_recovered"]), (200, &first["rev"], &json!(true)));
         let history = stored(&namespace).await.unwrap().history("i").await.unwrap();
         assert_eq!(history.items.len(), 2, "each caller has made one transition");
-        assert_eq!(Note::read(history.items[1].actor.as_deref().unwrap()).0, "billing");
+        assert_eq!(history.items[1].actor.as_deref(), Some("billing"));
     }
 
     #[tokio::test]
@@ -153,5 +123,20 @@ mod tests {
         let (call, _attempt) = Call::begin(namespace.calls(), 1).await;
         let (status, done) = fire(&namespace, "pay", call).await.unwrap();
         assert_eq!((status, &done["to"], &done["is_recovered"]), (200, &json!("paid"), &json!(true)));
+        assert_eq!(done["output"], 7);
+    }
+
+    #[tokio::test]
+    async fn an_action_that_has_refused_is_not_run_again() {
+        let namespace = namespace(&Arc::new(Semaphore::new(0))).await;
+        for step in ["refuse", "fail"] {
+            let (call, attempt) = Call::begin(namespace.calls(), step.len() as u8).await;
+            let first = fire(&namespace, step, call).await.unwrap_err();
+            assert_eq!((first.status(), first.detail()), (422, "1"), "{step}");
+            drop(attempt);
+            let (call, _attempt) = Call::begin(namespace.calls(), step.len() as u8).await;
+            let again = fire(&namespace, step, call).await.unwrap_err();
+            assert_eq!((again.code(), again.detail()), (first.code(), "1"), "{step}: the action ran again");
+        }
     }
 }

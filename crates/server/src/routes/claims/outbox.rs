@@ -3,14 +3,13 @@
 use axum::extract::State;
 use axum::http::Uri;
 use axum::response::Response;
-use latchwork::claim::ClaimError;
 
 use crate::api::Namespace;
 use crate::calls::Call;
 use crate::routes::claims::{operator, stored};
 use crate::wire::claim::effect::{DeadWire, EffectWire, RedeliveredWire};
 use crate::wire::page::{PageQuery, PageWire, page_answer};
-use crate::wire::problem::{Problem, ProblemCode, ProblemShape};
+use crate::wire::problem::{Problem, ProblemShape};
 use crate::wire::request::{PathParams, QueryParams, json_answer};
 
 /// Lists the after-effects that are not delivered yet. Their order has no meaning.
@@ -46,10 +45,6 @@ pub(super) async fn list_dead_letters(
 }
 
 /// Delivers a dead letter again, with its attempts reset. The next program that has its handler does it.
-///
-/// A repeated call finds no dead letter if the first one put it back. Nothing in the store tells that from a letter
-/// that another operator put back, so the answer says that the outcome is not known. Nothing is delivered twice: the
-/// letter is in one place, and its key is stable.
 #[utoipa::path(
     post,
     path = "/claim-outbox/dead/{key}/retry",
@@ -58,8 +53,6 @@ pub(super) async fn list_dead_letters(
         (status = 200, description = "It is in the outbox again.", body = RedeliveredWire),
         (status = 404, description = "There is no such dead letter.", body = ProblemShape,
             content_type = "application/problem+json"),
-        (status = 409, description = "The first request was cut off, and the letter is no longer dead.",
-            body = ProblemShape, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn retry_dead_letter(
@@ -67,15 +60,8 @@ pub(super) async fn retry_dead_letter(
     PathParams(key): PathParams<String>,
     call: Call,
 ) -> Result<Response, Problem> {
-    match operator(&namespace).await?.redeliver(&key).await {
-        Ok(()) => Ok(json_answer(&RedeliveredWire { key })),
-        Err(ClaimError::NoDeadLetter { .. }) if call.repeated_since().is_some() => {
-            let detail = "the first request was cut off, and there is no such dead letter any more; if it was there \
-                          before, it was delivered again";
-            Err(Problem::new(ProblemCode::OutcomeUnknown, detail).with("key", key))
-        }
-        Err(error) => Err(error.into()),
-    }
+    operator(&namespace, &call).await?.redeliver(&key).await?;
+    Ok(json_answer(&RedeliveredWire { key }))
 }
 
 #[cfg(test)]
@@ -84,21 +70,66 @@ mod tests {
 
     use std::sync::Arc;
 
+    use latchwork::claim::{AfterEffect, ClaimStep, ClaimWorkflow, Claims};
+    use latchwork::entity::Add;
+    use latchwork::json;
+    use latchwork::store::Store;
+    use latchwork::workflow::Engine;
     use tokio::sync::Semaphore;
 
-    use crate::routes::claims::tests::namespace;
+    use crate::access::Access;
+    use crate::api::{Api, Closing};
+    use crate::limits::Limits;
+    use crate::wire::problem::ProblemCode;
+
+    /// A namespace whose after-effect is given up after each attempt.
+    async fn namespace(prints: &Arc<Semaphore>) -> Namespace {
+        let engine = Engine::on(&Store::memory().await.unwrap()).start().await.unwrap();
+        let pay = ClaimStep::new(10, "pay", "sent", "paid").after("Print");
+        let invoice = ClaimWorkflow::new("invoice", "billing", "invoice").statuses(["sent", "paid"]).step(pay);
+        let prints = prints.clone();
+        let print = move |_: AfterEffect| {
+            prints.add_permits(1);
+            std::future::ready(Err::<(), _>("no paper"))
+        };
+        let claims = Claims::on(&engine).workflow(invoice).after_effect("Print", print).after_effect_attempts(1);
+        let claims = claims.start().await.unwrap();
+        claims.add("invoice", Add::new("invoice").id("i").data(json!({"status": "sent"}))).await.unwrap();
+        assert!(claims.fire("invoice", "pay", "i").await.unwrap().is_done());
+        let closing = Closing::new(tokio::sync::watch::Sender::new(false));
+        Api::on(&engine).claims(&claims).into_namespace("default", Access::local(), Limits::default(), closing)
+    }
 
     #[tokio::test]
-    async fn a_letter_that_is_gone_when_the_call_is_repeated_is_not_said_to_be_unknown() {
-        let namespace = namespace(&Arc::new(Semaphore::new(0))).await;
+    async fn a_letter_that_was_given_up_again_is_not_delivered_by_a_repeated_call() {
+        let prints = Arc::new(Semaphore::new(0));
+        let namespace = namespace(&prints).await;
         let retry = async |call| {
-            let key = PathParams("k".to_string());
-            retry_dead_letter(State(namespace.clone()), key, call).await.unwrap_err().code()
+            let key = PathParams("i:2:0".to_string());
+            retry_dead_letter(State(namespace.clone()), key, call).await
         };
+        let dead = async || {
+            let stored = stored(&namespace).await.unwrap();
+            while stored.dead_letters().await.unwrap().items.is_empty() {
+                tokio::task::yield_now().await;
+            }
+        };
+        dead().await;
         let (call, attempt) = Call::begin(namespace.calls(), 1).await;
-        assert_eq!(retry(call).await, ProblemCode::NotFound);
+        assert_eq!(retry(call).await.unwrap().status(), 200);
         drop(attempt);
+        prints.acquire_many(2).await.unwrap().forget();
+        dead().await;
         let (call, _attempt) = Call::begin(namespace.calls(), 1).await;
-        assert_eq!(retry(call).await, ProblemCode::OutcomeUnknown);
+        assert_eq!(retry(call).await.unwrap().status(), 200);
+        dead().await;
+        assert_eq!(prints.available_permits(), 0, "it was delivered once more");
+        // A call that was cut off before its effect has it when it is repeated.
+        let (old, attempt) = Call::begin(namespace.calls(), 2).await;
+        drop(attempt);
+        let (call, _attempt) = Call::begin(namespace.calls(), 2).await;
+        assert_eq!(retry(old).await.unwrap_err().code(), ProblemCode::KeyInUse);
+        assert_eq!(retry(call).await.unwrap().status(), 200);
+        prints.acquire().await.unwrap().forget();
     }
 }

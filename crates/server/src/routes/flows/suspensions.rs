@@ -13,6 +13,7 @@ use crate::access::Caller;
 use crate::api::Namespace;
 use crate::calls::Call;
 use crate::routes::flows::{described, registered};
+use crate::wire::answers::{NoSuchAction, NoSuchQuestion, NoSuchRequest};
 use crate::wire::entity::Note;
 use crate::wire::flow::{NewAnswer, SuspensionWire};
 use crate::wire::page::{PageQuery, PageWire, page_answer};
@@ -26,8 +27,7 @@ use crate::wire::request::{JsonBody, PathParams, QueryParams, json_answer};
     params(("flow" = String, Path), ("action" = String, Path), PageQuery),
     responses(
         (status = 200, description = "A page of questions.", body = PageWire<SuspensionWire>),
-        (status = 404, description = "There is no such flow or action.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchAction,
     )
 )]
 pub(super) async fn list_suspensions(
@@ -47,8 +47,7 @@ pub(super) async fn list_suspensions(
     params(("flow" = String, Path), ("id" = String, Path)),
     responses(
         (status = 200, description = "All open questions.", body = PageWire<SuspensionWire>),
-        (status = 404, description = "The flow has no such request.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchRequest,
     )
 )]
 pub(super) async fn request_suspensions(
@@ -78,8 +77,7 @@ async fn suspension(namespace: &Namespace, flow: &str, id: &str) -> Result<Suspe
     ),
     responses(
         (status = 200, description = "The question.", body = SuspensionWire),
-        (status = 404, description = "The flow has no such question.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchQuestion,
     )
 )]
 pub(super) async fn show_suspension(
@@ -99,8 +97,7 @@ pub(super) async fn show_suspension(
         (status = 200, description = "The question with its answer.", body = SuspensionWire),
         (status = 400, description = "The answer is not allowed, or its value does not fit the schema.",
             body = ProblemShape, content_type = "application/problem+json"),
-        (status = 404, description = "The flow has no such question.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchQuestion,
         (status = 409, description = "The question was answered before, see `decision`, or is closed.",
             body = ProblemShape, content_type = "application/problem+json"),
     )

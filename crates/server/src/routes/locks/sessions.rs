@@ -13,8 +13,9 @@ use crate::access::Caller;
 use crate::api::Namespace;
 use crate::calls::Call;
 use crate::routes::locks::session;
+use crate::wire::answers::NoSession;
 use crate::wire::lock::{NewSession, SessionShownWire, SessionWire, session_lost};
-use crate::wire::problem::{Problem, ProblemShape};
+use crate::wire::problem::Problem;
 use crate::wire::request::{JsonBody, PathParams, json_answer, json_answer_at};
 
 /// Begins a session, which holds locks for a client as long as the client renews it.
@@ -68,8 +69,7 @@ async fn stored(session: &Session) -> Result<SessionWire, Problem> {
     params(("id" = String, Path, format = "uuid")),
     responses(
         (status = 200, description = "The session.", body = SessionShownWire),
-        (status = 410, description = "The session has ended, or never was.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSession,
     )
 )]
 pub(super) async fn show_session(
@@ -91,8 +91,7 @@ pub(super) async fn show_session(
     params(("id" = String, Path, format = "uuid")),
     responses(
         (status = 200, description = "It is renewed.", body = SessionWire),
-        (status = 410, description = "The session has ended, or never was.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSession,
     )
 )]
 pub(super) async fn renew_session(

@@ -154,7 +154,19 @@ async fn operators_release_and_remove_once() {
     let (call, attempt) = Call::begin(namespace.calls(), 2).await;
     assert_eq!(remove(call).await.unwrap().status(), 204);
     drop(attempt);
+    assert_eq!(remove(Call::default()).await.unwrap_err().code(), ProblemCode::NotFound);
+    // Another caller uses the lock again. The repeated call does not remove it.
+    let session = begin(&namespace, Call::default()).await;
+    let held = shown(acquire(&namespace, Call::default(), session).await).await;
+    shown(release(&namespace, Call::default(), session, &held["token"]).await).await;
     let (call, _attempt) = Call::begin(namespace.calls(), 2).await;
+    assert_eq!(remove(call).await.unwrap().status(), 204);
+    assert!(namespace.engine().locks().inspect("m").await.is_ok());
+    // A call that was cut off before its effect takes effect when it is repeated.
+    let (old, attempt) = Call::begin(namespace.calls(), 3).await;
+    drop(attempt);
+    let (call, _attempt) = Call::begin(namespace.calls(), 3).await;
+    assert_eq!(remove(old).await.unwrap_err().code(), ProblemCode::KeyInUse);
     assert_eq!(remove(call).await.unwrap().status(), 204);
     assert_eq!(remove(Call::default()).await.unwrap_err().code(), ProblemCode::NotFound);
 }

@@ -105,7 +105,8 @@ impl StateChange<'_> {
 
     /// Replaces or removes a state that exists, whatever its rev. `None` if it does not exist.
     async fn existing(&self, after: Option<Value>) -> Result<Option<Changed>, Problem> {
-        if self.container.read().await?.1 == Rev::default() {
+        // An earlier attempt may have changed a state that another caller has removed since then.
+        if self.call.repeated_since().is_none() && self.container.read().await?.1 == Rev::default() {
             return Ok(None);
         }
         // A mutator, because the kept answer of a change at a rev could only be found by that rev.

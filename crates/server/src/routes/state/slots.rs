@@ -10,8 +10,9 @@ use latchwork::state::Container;
 use crate::api::Namespace;
 use crate::calls::Call;
 use crate::routes::state::change::StateChange;
+use crate::wire::answers::{ConditionMissing, NoSuchSlot, StateRefused};
 use crate::wire::etag::{etag, is_known};
-use crate::wire::problem::{Problem, ProblemShape};
+use crate::wire::problem::Problem;
 use crate::wire::request::{JsonBody, PathParams, QueryParams, json_answer};
 use crate::wire::state::{ChangedWire, IncrementState, PushState, SlotChangeQuery, SlotQuery, SlotWire, missing};
 
@@ -34,8 +35,7 @@ pub(super) fn slot(namespace: &Namespace, name: &str, query: &SlotQuery) -> Resu
     responses(
         (status = 200, description = "The slot.", body = SlotWire, headers(("ETag" = String))),
         (status = 304, description = "The slot is still at the known rev."),
-        (status = 404, description = "There is no such slot.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchSlot,
     )
 )]
 pub(super) async fn get_slot(
@@ -69,12 +69,8 @@ pub(super) async fn get_slot(
     responses(
         (status = 200, description = "It was replaced.", body = ChangedWire, headers(("ETag" = String))),
         (status = 201, description = "It was created.", body = ChangedWire, headers(("ETag" = String))),
-        (status = 409, description = "The lock that guards the change is not held.", body = ProblemShape,
-            content_type = "application/problem+json"),
-        (status = 412, description = "The condition does not hold.", body = ProblemShape,
-            content_type = "application/problem+json"),
-        (status = 428, description = "There is no condition.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        StateRefused,
+        ConditionMissing,
     )
 )]
 pub(super) async fn put_slot(
@@ -103,10 +99,7 @@ pub(super) async fn put_slot(
     request_body = Object,
     responses(
         (status = 200, description = "It was merged: `value` is the whole value.", body = ChangedWire),
-        (status = 409, description = "The lock that guards the change is not held.", body = ProblemShape,
-            content_type = "application/problem+json"),
-        (status = 412, description = "The condition does not hold.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        StateRefused,
     )
 )]
 pub(super) async fn patch_slot(
@@ -134,14 +127,9 @@ pub(super) async fn patch_slot(
     ),
     responses(
         (status = 200, description = "It was removed.", body = ChangedWire),
-        (status = 404, description = "There is no such slot.", body = ProblemShape,
-            content_type = "application/problem+json"),
-        (status = 409, description = "The lock that guards the change is not held.", body = ProblemShape,
-            content_type = "application/problem+json"),
-        (status = 412, description = "The condition does not hold.", body = ProblemShape,
-            content_type = "application/problem+json"),
-        (status = 428, description = "There is no condition.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchSlot,
+        StateRefused,
+        ConditionMissing,
     )
 )]
 pub(super) async fn remove_slot(
@@ -168,10 +156,7 @@ pub(super) async fn remove_slot(
     request_body = IncrementState,
     responses(
         (status = 200, description = "`value` is the sum.", body = ChangedWire),
-        (status = 409, description = "The lock that guards the change is not held.", body = ProblemShape,
-            content_type = "application/problem+json"),
-        (status = 412, description = "The condition does not hold.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        StateRefused,
     )
 )]
 pub(super) async fn increment_slot(
@@ -200,10 +185,7 @@ pub(super) async fn increment_slot(
     request_body = PushState,
     responses(
         (status = 200, description = "`value` is the length of the list.", body = ChangedWire),
-        (status = 409, description = "The lock that guards the change is not held.", body = ProblemShape,
-            content_type = "application/problem+json"),
-        (status = 412, description = "The condition does not hold.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        StateRefused,
     )
 )]
 pub(super) async fn push_slot(

@@ -72,6 +72,16 @@ async fn a_change_that_landed_before_its_process_died_is_not_repeated() {
     assert_eq!(inc(&call).await, first);
     assert_eq!(session.get().await.unwrap().unwrap()["n"], 131);
 
+    // What it has replaced is gone when it is repeated.
+    let (call, attempt) = Call::begin(namespace.calls(), 7).await;
+    let first = put(&call, "if-match", "*", json!({"n": 1})).await;
+    drop(attempt);
+    session.delete_state().await.unwrap();
+    let (call, _attempt) = Call::begin(namespace.calls(), 7).await;
+    assert_eq!(put(&call, "if-match", "*", json!({"n": 1})).await, first);
+    assert_eq!(session.get().await.unwrap(), None, "a repeated change has made a state anew");
+    session.set_state(json!({"n": 1})).await.unwrap();
+
     let remove = async |call: &Call| shown(change(&namespace, call).remove(&headers("if-match", "*")).await).await;
     let (call, attempt) = Call::begin(namespace.calls(), 6).await;
     let first = remove(&call).await;

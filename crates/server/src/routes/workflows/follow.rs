@@ -15,6 +15,7 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use crate::api::Namespace;
+use crate::wire::answers::NoSuchExecution;
 use crate::wire::problem::{Problem, ProblemCode, ProblemShape};
 use crate::wire::request::{PathParams, QueryParams};
 use crate::wire::sse::{SseEvent, position, sse_answer};
@@ -55,8 +56,7 @@ pub(super) struct FollowQuery {
         (status = 204, description = "The execution has ended, and the client knows its end."),
         (status = 400, description = "The position does not exist yet.", body = ProblemShape,
             content_type = "application/problem+json"),
-        (status = 404, description = "There is no such execution.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchExecution,
     )
 )]
 pub(super) async fn follow_execution(

@@ -10,6 +10,7 @@ use latchwork::workflow::{SendSignal, SendUpdate};
 
 use crate::api::Namespace;
 use crate::calls::Call;
+use crate::wire::answers::NoSuchExecution;
 use crate::wire::problem::{Problem, ProblemShape};
 use crate::wire::request::{JsonBody, PathParams, QueryParams, json_answer, json_answer_at};
 use crate::wire::wait::{WaitQuery, asked, within};
@@ -26,8 +27,7 @@ use crate::wire::workflow::ask::{NewSignal, NewUpdate};
     request_body = NewSignal,
     responses(
         (status = 204, description = "It is stored."),
-        (status = 404, description = "There is no such execution.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchExecution,
         (status = 409, description = "The execution has ended, or the id was used for another signal.",
             body = ProblemShape, content_type = "application/problem+json"),
     )
@@ -57,8 +57,7 @@ pub(super) async fn signal_execution(
         (status = 200, description = "The answer.", body = UpdateWire),
         (status = 202, description = "It is stored, and not answered yet.", body = UpdateWire,
             headers(("Retry-After" = u64))),
-        (status = 404, description = "There is no such execution.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchExecution,
         (status = 409, description = "It was refused, the execution has ended, or the id was used for another update.",
             body = ProblemShape, content_type = "application/problem+json"),
     )

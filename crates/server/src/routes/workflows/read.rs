@@ -11,6 +11,7 @@ use utoipa::IntoParams;
 
 use crate::api::Namespace;
 use crate::routes::workflows::is_end;
+use crate::wire::answers::NoSuchExecution;
 use crate::wire::page::{PageQuery, PageWire, page_answer};
 use crate::wire::problem::{Problem, ProblemCode, ProblemShape};
 use crate::wire::request::{PathParams, QueryParams, json_answer, json_answer_at, parse};
@@ -41,8 +42,7 @@ pub(super) struct ExecutionQuery {
     params(("id" = String, Path, description = "The id, with its special characters encoded."), ExecutionQuery),
     responses(
         (status = 200, description = "The execution.", body = ExecutionWire),
-        (status = 404, description = "There is no such execution.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchExecution,
     )
 )]
 pub(super) async fn get_execution(
@@ -91,8 +91,7 @@ async fn last(engine: &Engine, id: &str, most: usize) -> Result<(Vec<Operation>,
     params(("id" = String, Path), PageQuery),
     responses(
         (status = 200, description = "A page of events.", body = PageWire<EventWire>),
-        (status = 404, description = "There is no such execution.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchExecution,
     )
 )]
 pub(super) async fn execution_history(
@@ -114,8 +113,7 @@ pub(super) async fn execution_history(
     params(("id" = String, Path)),
     responses(
         (status = 200, description = "The history.", body = Value),
-        (status = 404, description = "There is no such execution.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchExecution,
     )
 )]
 pub(super) async fn export_history(
@@ -153,8 +151,7 @@ pub(super) struct ResultQuery {
         (status = 200, description = "It has ended: completed, failed, timed out or cancelled.", body = StandingWire),
         (status = 202, description = "It has not ended yet, or it is parked.", body = StandingWire,
             headers(("Retry-After" = u64))),
-        (status = 404, description = "There is no such execution.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchExecution,
     )
 )]
 pub(super) async fn execution_result(
@@ -205,8 +202,7 @@ fn standing_answer(standing: &StandingWire, has_ended: bool) -> Result<Response,
     params(("id" = String, Path)),
     responses(
         (status = 200, description = "The values.", body = latchwork::Map<String, Value>),
-        (status = 404, description = "There is no such execution.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchExecution,
     )
 )]
 pub(super) async fn published_values(

@@ -1,16 +1,18 @@
 //! What operators do to executions over HTTP: cancel, terminate, resume, retry, fork. A repeated call that finds its
-//! own effect is answered like the first one.
+//! own effect is answered like the first one; a resume and a retry are made once by the library.
 
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::LOCATION;
 use axum::response::{IntoResponse, Response};
-use latchwork::workflow::{Description, ExecutionState, Status, WorkflowError};
+use latchwork::workflow::{Description, ExecutionState, Steer, WorkflowError};
 
 use crate::api::Namespace;
 use crate::calls::Call;
 use crate::routes::entities::encoded;
-use crate::wire::problem::{Problem, ProblemShape};
+use crate::routes::workflows::still_kept;
+use crate::wire::answers::NoSuchExecution;
+use crate::wire::problem::{Problem, ProblemCode, ProblemShape};
 use crate::wire::request::{JsonBody, PathParams, json_answer_at};
 use crate::wire::workflow::StartedWire;
 use crate::wire::workflow::ask::{Because, NewFork};
@@ -29,9 +31,7 @@ async fn steered(
     is_done: impl FnOnce(&Description) -> bool,
 ) -> Result<Response, Problem> {
     match done {
-        Err(
-            error @ (WorkflowError::Ended { .. } | WorkflowError::NotParked { .. } | WorkflowError::NotRetrying { .. }),
-        ) if call.repeated_since().is_some() => {
+        Err(error @ WorkflowError::Ended { .. }) if call.repeated_since().is_some() => {
             let found = namespace.engine().describe(id).await?;
             if !is_done(&found) {
                 return Err(error.into());
@@ -42,6 +42,20 @@ async fn steered(
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
+/// Fails if another execution has taken the place of the one that the first attempt was for: what became of that one is
+/// not known, and the other must not be ended.
+async fn is_the_same(namespace: &Namespace, id: &str, call: &Call) -> Result<(), Problem> {
+    let Some(began) = call.repeated_from() else { return Ok(()) };
+    match namespace.engine().describe(id).await {
+        Ok(found) if found.started > began => {
+            let detail = "the first request was cut off, and another execution was started under the id since then";
+            Err(Problem::new(ProblemCode::OutcomeUnknown, detail).with("id", id))
+        }
+        // The change itself tells what is wrong.
+        _ => Ok(()),
+    }
+}
+
 /// Cancels an execution, which may clean up before it ends.
 #[utoipa::path(
     post,
@@ -50,8 +64,7 @@ async fn steered(
     request_body = Because,
     responses(
         (status = 204, description = "Its cancellation is stored. A second one changes nothing."),
-        (status = 404, description = "There is no such execution.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchExecution,
         (status = 409, description = "It has ended.", body = ProblemShape, content_type = "application/problem+json"),
     )
 )]
@@ -62,12 +75,10 @@ pub(super) async fn cancel_execution(
     JsonBody(because): JsonBody<Because>,
 ) -> Result<Response, Problem> {
     let reason = because.reason()?;
+    is_the_same(&namespace, &id, &call).await?;
     let done = namespace.engine().cancel(id.as_str(), &reason).await;
-    // The execution keeps the reason of its cancellation, also after its end.
-    let is_done = |found: &Description| match &found.state {
-        ExecutionState::Cancelled(cancelled) => *cancelled == reason,
-        _ => found.cancel.as_ref() == Some(&reason),
-    };
+    // The execution keeps its cancellation, also after its end. A second one would have changed nothing.
+    let is_done = |found: &Description| matches!(found.state, ExecutionState::Cancelled(_)) || found.cancel.is_some();
     steered(&namespace, &id, &call, done, is_done).await
 }
 
@@ -81,8 +92,7 @@ pub(super) async fn cancel_execution(
     request_body = Because,
     responses(
         (status = 204, description = "It has ended."),
-        (status = 404, description = "There is no such execution.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchExecution,
         (status = 409, description = "It had ended before.", body = ProblemShape,
             content_type = "application/problem+json"),
     )
@@ -94,6 +104,7 @@ pub(super) async fn terminate_execution(
     JsonBody(because): JsonBody<Because>,
 ) -> Result<Response, Problem> {
     let reason = because.reason()?;
+    is_the_same(&namespace, &id, &call).await?;
     let done = namespace.engine().terminate(id.as_str(), &reason).await;
     // The failure of a terminated execution names the reason.
     let is_done = |found: &Description| match &found.state {
@@ -112,8 +123,7 @@ pub(super) async fn terminate_execution(
     params(("id" = String, Path)),
     responses(
         (status = 204, description = "It continues."),
-        (status = 404, description = "There is no such execution.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchExecution,
         (status = 409, description = "It is not parked.", body = ProblemShape,
             content_type = "application/problem+json"),
     )
@@ -123,10 +133,9 @@ pub(super) async fn resume_execution(
     PathParams(id): PathParams<String>,
     call: Call,
 ) -> Result<Response, Problem> {
-    let done = namespace.engine().resume(id.as_str()).await;
-    // What the call asks for holds if the execution was resumed and is not parked. If it was parked again meanwhile, it
-    // is resumed again.
-    steered(&namespace, &id, &call, done, |found| found.resumes > 0 && found.status() != Status::Parked).await
+    let resume = namespace.engine().resume(id);
+    call.once().into_iter().fold(resume, Steer::once).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
 }
 
 /// Makes the next attempt of a step now that waits for it. A parked execution is resumed.
@@ -136,8 +145,7 @@ pub(super) async fn resume_execution(
     params(("id" = String, Path)),
     responses(
         (status = 204, description = "The attempt is made."),
-        (status = 404, description = "There is no such execution.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchExecution,
         (status = 409, description = "It does not wait for an attempt, or it has ended.", body = ProblemShape,
             content_type = "application/problem+json"),
     )
@@ -147,10 +155,9 @@ pub(super) async fn retry_execution(
     PathParams(id): PathParams<String>,
     call: Call,
 ) -> Result<Response, Problem> {
-    let done = namespace.engine().retry_now(id.as_str()).await;
-    // Nothing waits for an attempt any more: that is what the call asks for. If a later attempt is waited for by now,
-    // that one is made at once, and the number of attempts of the step stays limited by its policy.
-    steered(&namespace, &id, &call, done, |_| true).await
+    let retry = namespace.engine().retry_now(id);
+    call.once().into_iter().fold(retry, Steer::once).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
 }
 
 /// Forks an execution: a new one keeps what it has recorded before a place, and runs the rest again.
@@ -161,8 +168,7 @@ pub(super) async fn retry_execution(
     request_body = NewFork,
     responses(
         (status = 201, description = "The fork is started.", body = StartedWire, headers(("Location" = String))),
-        (status = 404, description = "There is no such execution.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchExecution,
         (status = 409, description = "It cannot be forked there, or the id is taken.", body = ProblemShape,
             content_type = "application/problem+json"),
     )
@@ -175,6 +181,11 @@ pub(super) async fn fork_execution(
 ) -> Result<Response, Problem> {
     let engine = namespace.engine();
     let input = asked.input.clone();
+    if call.repeated_from().is_some()
+        && let Ok(found) = engine.describe(source.as_str()).await
+    {
+        still_kept(&namespace, &call, &found.workflow)?;
+    }
     // All attempts at a call fork under one id, the client's or that of the call, so that a later attempt finds the
     // fork of an earlier one.
     let id = match asked.into_fork(engine, &source, call.id())?.await {

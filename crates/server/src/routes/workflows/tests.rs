@@ -3,17 +3,18 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::response::Response;
 use latchwork::store::Store;
-use latchwork::workflow::{Ctx, Engine, Status, workflow};
+use latchwork::workflow::{Ctx, Engine, Failure, Retry, Status, WaitsFor, workflow};
 use latchwork::{Value, json};
 use serde::de::DeserializeOwned;
 
 use super::messages::{signal_execution, update_execution};
 use super::start_execution;
-use super::steer::{cancel_execution, fork_execution, resume_execution, terminate_execution};
+use super::steer::{cancel_execution, fork_execution, resume_execution, retry_execution, terminate_execution};
 use crate::access::Access;
 use crate::api::{Api, Closing, Namespace};
 use crate::calls::Call;
@@ -21,6 +22,8 @@ use crate::limits::Limits;
 use crate::wire::problem::{Problem, ProblemCode};
 use crate::wire::request::{JsonBody, PathParams, QueryParams};
 use crate::wire::wait::WaitQuery;
+
+const HOUR: Duration = Duration::from_secs(3600);
 
 /// A namespace with workflows, and how often the step of `count` has run.
 pub(crate) async fn namespace() -> (Namespace, Arc<AtomicU32>) {
@@ -55,11 +58,21 @@ pub(crate) async fn namespace() -> (Namespace, Arc<AtomicU32>) {
             Ok(())
         }
     });
+    let broken = workflow("broken").run(async |_: Ctx, _: ()| {
+        assert!(std::hint::black_box(false), "every run breaks");
+        Ok(())
+    });
+    let pauses = workflow("pauses").run(async |ctx: Ctx, _: ()| {
+        let slow = Retry::exponential().max_attempts(9).first_pause(HOUR).longest_pause(HOUR);
+        ctx.run("fails", async || Err::<(), _>(Failure::new("no"))).retry(slow).await
+    });
     let ask = workflow("ask").run(async |ctx: Ctx, _: ()| {
         let decision = ctx.review("sure", &"Are you sure?", ["yes", "no"]).await?;
         Ok(decision.option)
     });
-    let engine = Engine::on(&Store::memory().await.unwrap()).register(&ask);
+    let brief = workflow("brief").keep(Duration::ZERO).run(async |_: Ctx, input: u32| Ok(input));
+    let engine = Engine::on(&Store::memory().await.unwrap()).register(&ask).register(&broken).register(&pauses);
+    let engine = engine.register(&brief);
     let engine = engine.register(&count).register(&wait).register(&sum).register(&brittle).start().await.unwrap();
     let closing = Closing::new(tokio::sync::watch::Sender::new(false));
     (Api::on(&engine).into_namespace("default", Access::local(), Limits::default(), closing), steps)
@@ -124,6 +137,22 @@ async fn a_start_is_one_execution() {
     let taken = json!({"workflow": "count", "input": 9, "id": "mine"});
     let refused = start_execution(State(namespace.clone()), call, no_wait(), body(taken)).await.unwrap_err();
     assert_eq!(refused.code(), ProblemCode::AlreadyExists);
+}
+
+#[tokio::test]
+async fn an_execution_that_was_removed_is_not_started_again() {
+    let (namespace, _) = namespace().await;
+    let brief = |call| {
+        start_execution(State(namespace.clone()), call, no_wait(), body(json!({"workflow": "brief", "input": 1})))
+    };
+    let (call, attempt) = Call::begin(namespace.calls(), 1).await;
+    let id = read(brief(call).await).await.1["id"].as_str().unwrap().to_string();
+    drop(attempt);
+    while namespace.engine().describe(id.as_str()).await.is_ok() {
+        tokio::task::yield_now().await;
+    }
+    let (call, _attempt) = Call::begin(namespace.calls(), 1).await;
+    assert_eq!(brief(call).await.unwrap_err().code(), ProblemCode::OutcomeUnknown);
 }
 
 #[tokio::test]
@@ -210,6 +239,90 @@ async fn a_resumed_execution_is_resumed_once() {
     assert_eq!(namespace.engine().describe("b").await.unwrap().resumes, 1);
     let late = resume(Call::default()).await.unwrap_err();
     assert_eq!(late.code(), ProblemCode::NotParked);
+}
+
+#[tokio::test]
+async fn an_execution_that_is_parked_again_is_not_resumed_by_a_repeated_call() {
+    let (namespace, _) = namespace().await;
+    read(start(&namespace, json!({"workflow": "broken", "id": "b"})).await).await;
+    let _ = namespace.engine().handle_by_id("b").result().await.unwrap_err();
+    let is_parked = async |resumes| {
+        let found = namespace.engine().describe("b").await.unwrap();
+        found.status() == Status::Parked && found.resumes == resumes
+    };
+    let (call, attempt) = Call::begin(namespace.calls(), 1).await;
+    read(resume_execution(State(namespace.clone()), PathParams("b".into()), call).await).await;
+    drop(attempt);
+    while !is_parked(1).await {
+        tokio::task::yield_now().await;
+    }
+    // A retry of a parked execution is a resume.
+    let (call, attempt) = Call::begin(namespace.calls(), 2).await;
+    read(retry_execution(State(namespace.clone()), PathParams("b".into()), call).await).await;
+    drop(attempt);
+    while !is_parked(2).await {
+        tokio::task::yield_now().await;
+    }
+    let (call, _attempt) = Call::begin(namespace.calls(), 1).await;
+    assert_eq!(read(resume_execution(State(namespace.clone()), PathParams("b".into()), call).await).await.0, 204);
+    let (call, _attempt) = Call::begin(namespace.calls(), 2).await;
+    assert_eq!(read(retry_execution(State(namespace.clone()), PathParams("b".into()), call).await).await.0, 204);
+    assert!(is_parked(2).await, "it was resumed once more");
+}
+
+#[tokio::test]
+async fn a_step_is_retried_once_by_a_call_that_was_cut_off() {
+    let (namespace, _) = namespace().await;
+    read(start(&namespace, json!({"workflow": "pauses", "id": "p"})).await).await;
+    let attempts = async || {
+        let history = namespace.engine().history("p").await.unwrap();
+        history.operations.first().map_or(0, |step| step.attempts)
+    };
+    let pauses = async |after| {
+        let waits = async || {
+            let waits = namespace.engine().why("p").await.unwrap().waits;
+            waits.iter().any(|wait| matches!(wait.what, WaitsFor::Retry(_)))
+        };
+        while attempts().await != after || !waits().await {
+            tokio::task::yield_now().await;
+        }
+    };
+    pauses(1).await;
+    let retry = |call| retry_execution(State(namespace.clone()), PathParams("p".into()), call);
+    let (call, attempt) = Call::begin(namespace.calls(), 1).await;
+    assert_eq!(read(retry(call).await).await.0, 204);
+    drop(attempt);
+    pauses(2).await;
+    let (call, _attempt) = Call::begin(namespace.calls(), 1).await;
+    assert_eq!(read(retry(call).await).await.0, 204);
+    namespace.env().sleep(Duration::from_millis(50)).await;
+    assert_eq!(attempts().await, 2, "the step was retried once more");
+}
+
+#[tokio::test]
+async fn an_execution_that_took_the_id_of_another_is_not_ended_by_a_repeated_call() {
+    let (namespace, _) = namespace().await;
+    let because = || body(json!({"reason": "it was a test"}));
+    for (key, id) in [(1, "a"), (2, "b")] {
+        read(start(&namespace, json!({"workflow": "wait", "id": id, "input": 1})).await).await;
+        let end = |call| async {
+            let (state, path) = (State(namespace.clone()), PathParams(id.to_string()));
+            match id {
+                "a" => cancel_execution(state, path, call, because()).await,
+                _ => terminate_execution(state, path, call, because()).await,
+            }
+        };
+        let (call, attempt) = Call::begin(namespace.calls(), key).await;
+        read(end(call).await).await;
+        drop(attempt);
+        let _ = namespace.engine().handle_by_id(id).result().await.unwrap_err();
+        let new = json!({"workflow": "wait", "id": id, "input": 1, "join": true, "restart": true});
+        read(start(&namespace, new).await).await;
+        let (call, _attempt) = Call::begin(namespace.calls(), key).await;
+        assert_eq!(end(call).await.unwrap_err().code(), ProblemCode::OutcomeUnknown, "{id}");
+        let found = namespace.engine().describe(id).await.unwrap();
+        assert!(!found.status().is_end() && found.cancel.is_none(), "{found:?}");
+    }
 }
 
 #[tokio::test]

@@ -11,7 +11,8 @@ use latchwork::workflow::{
 };
 
 use crate::api::Namespace;
-use crate::wire::problem::{Problem, ProblemShape};
+use crate::wire::answers::NoSuchExecution;
+use crate::wire::problem::Problem;
 use crate::wire::request::{PathParams, json_answer};
 use crate::wire::workflow::why::{LockWait, ToldWait, WaitFacts, WhyWire, at_work, waited_lock};
 
@@ -25,8 +26,7 @@ const READ: usize = 1000;
     params(("id" = String, Path)),
     responses(
         (status = 200, description = "What it waits for, with a sentence for each wait.", body = WhyWire),
-        (status = 404, description = "There is no such execution.", body = ProblemShape,
-            content_type = "application/problem+json"),
+        NoSuchExecution,
     )
 )]
 pub(super) async fn why_execution(

@@ -6,7 +6,7 @@ use axum::http::StatusCode;
 use axum::http::header::{HeaderValue, RETRY_AFTER};
 use axum::response::{IntoResponse, Response};
 use latchwork::Value;
-use latchwork::claim::{ClaimFailed, Conflict, Fired, Lost, NotPermitted, Transition, Transitioned};
+use latchwork::claim::{ClaimFailed, Conflict, Fired, Lost, NotPermitted, Transitioned};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -49,8 +49,7 @@ pub(crate) struct FiredWire {
     /// The output of the action.
     #[schema(value_type = Value)]
     output: Value,
-    /// True if an earlier request under the same Idempotency-Key made the transition, and its answer was lost. Then
-    /// the output is null, because it is not kept.
+    /// True if an earlier request under the same Idempotency-Key made the transition, and its answer was lost.
     is_recovered: bool,
 }
 
@@ -74,21 +73,13 @@ pub(crate) struct FiringWire {
     step: String,
 }
 
-impl From<Transition> for FiredWire {
-    /// A transition that an earlier attempt has made.
-    fn from(transition: Transition) -> FiredWire {
-        let Transition { from, to, rev, .. } = transition;
-        FiredWire { outcome: FiredWord::Done, from, to, rev: rev.0, output: Value::Null, is_recovered: true }
-    }
-}
-
 /// Answers with a transition, or with the problem that there is none.
 pub(crate) fn fired_answer(entity: &str, fired: Fired) -> Result<Response, Problem> {
     let problem = Problem::new;
     Err(match fired {
-        Fired::Done(Transitioned { from, to, rev, output, .. }) => {
+        Fired::Done(Transitioned { from, to, rev, output, repeated: is_recovered, .. }) => {
             let outcome = FiredWord::Done;
-            return Ok(json_answer(&FiredWire { outcome, from, to, rev: rev.0, output, is_recovered: false }));
+            return Ok(json_answer(&FiredWire { outcome, from, to, rev: rev.0, output, is_recovered }));
         }
         Fired::ClaimFailed(ClaimFailed { status, holder, .. }) => {
             let detail = match &holder {

@@ -13,6 +13,7 @@ impl From<WorkflowError> for Problem {
         let problem = |code| Problem::new(code, detail.clone());
         match &error {
             Store(error) => error.clone().into(),
+            Once(error) => error.clone().into(),
             Entity(error) => error.clone().into(),
             Cursor(error) => error.clone().into(),
             Schedule(error) => error.clone().into(),
