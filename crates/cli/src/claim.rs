@@ -6,6 +6,7 @@ mod complete;
 mod dead;
 mod diagram;
 mod fields;
+mod fire;
 mod list;
 mod release;
 mod retry;
@@ -19,6 +20,7 @@ use clap::Subcommand;
 use latchwork::claim::{self, Checked, StoredClaims};
 use latchwork::store::{Env, Store};
 
+use crate::api::{self, Need};
 use crate::client::Client;
 use crate::output::Output;
 use crate::target::{Looked, Target};
@@ -41,6 +43,12 @@ pub(crate) enum Claim {
     Retry(change::Change),
     /// Makes the transition of a claim that needs review, without running its action. Use it if the action took effect.
     Complete(change::Change),
+    /// Fires a step for an entity: claims the entity, runs the action, and makes the transition.
+    Fire(Box<fire::Fire>),
+    /// Tells which steps can be fired for an entity, and why the others cannot.
+    Permitted(fire::Permitted),
+    /// Lists after-effects that are not delivered yet.
+    Outbox(fire::Outbox),
     /// Lists after-effects that could not be delivered, and delivers them again.
     Dead {
         #[command(subcommand)]
@@ -49,15 +57,24 @@ pub(crate) enum Claim {
 }
 
 pub(crate) async fn run(command: Claim, target: &Target, output: &mut Output<'_>) -> Result<()> {
-    match command {
+    let command = match command {
         Claim::Validate(validate) => return validate::run(&validate, output),
         Claim::Diagram(diagram) => return diagram::run(&diagram, output),
         Claim::Schema => {
             let schema = claim::json_schema();
             return output.one(&schema, |text| format!("{schema:#}").lines().for_each(|line| text.line(line)));
         }
-        _ => {}
-    }
+        Claim::Fire(fire) => {
+            return api::with(target, Need::Change, async |client| fire::fire(*fire, client, output).await).await;
+        }
+        Claim::Permitted(asked) => {
+            return api::with(target, Need::Look, async |client| fire::permitted(asked, client, output).await).await;
+        }
+        Claim::Outbox(outbox) => {
+            return api::with(target, Need::Look, async |client| fire::outbox(outbox, client, output).await).await;
+        }
+        command => command,
+    };
     let store = match target.look().await? {
         Looked::Server(client) => return ask(command, &client, output).await,
         Looked::Store(store) => store,
@@ -99,7 +116,7 @@ async fn ask(command: Claim, client: &Client, output: &mut Output<'_>) -> Result
         Claim::Complete(change) => change.ask(complete::VERB, client, complete::lines, output).await,
         Claim::Dead { command: dead::Dead::List(list) } => dead::ask(&list, client, now, output).await,
         Claim::Dead { command: dead::Dead::Retry(retry) } => dead::ask_retry(&retry, client, output).await,
-        Claim::Validate(_) | Claim::Diagram(_) | Claim::Schema => Ok(()),
+        _ => Ok(()),
     }
 }
 

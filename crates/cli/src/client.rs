@@ -1,31 +1,41 @@
-//! A client of a server: HTTP/1.1 over TCP, TLS or a socket. It knows how requests are sent and what problems mean to a
-//! command; routes and shapes belong to the commands.
+//! A client of the API: over HTTP/1.1 to a server (TCP, TLS or a socket), or in this process on a store that the
+//! command has opened. It knows how requests are sent and what problems mean to a command; routes and shapes belong to
+//! the commands.
 
 mod answer;
 mod connect;
+mod events;
+mod request;
 
 use std::fmt::Write;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
-use http_body_util::Full;
+use axum::Router;
+use axum::body::Body;
+use axum::extract::ConnectInfo;
+use http_body_util::{BodyExt, Full};
 use hyper::body::Bytes;
 use hyper::client::conn::http1;
-use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, USER_AGENT};
+use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderName, USER_AGENT};
 use hyper::{Method, Request};
 use hyper_util::rt::TokioIo;
 use latchwork::store::Env;
 use latchwork::{Cursor, Page};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tower::ServiceExt;
 
 use crate::client::answer::problem;
 use crate::client::connect::{Place, Stream};
 use crate::output::{Exit, Problem};
 
 pub(crate) use answer::Download;
+pub(crate) use events::StreamEvent;
+pub(crate) use request::{ApiCall, Condition, object};
 
 /// The variable that holds the token. It has no flag: other users of the machine can read a command line.
 const TOKEN: &str = "LATCH_TOKEN";
@@ -57,6 +67,8 @@ struct Ask {
     target: String,
     body: Option<Bytes>,
     key: Option<String>,
+    /// Conditions, and where a stream continues.
+    headers: Vec<(HeaderName, String)>,
 }
 
 impl Client {
@@ -71,6 +83,26 @@ impl Client {
     pub(crate) fn socket(path: PathBuf) -> Client {
         let (place, base, env) = (Place::Socket(path), String::new(), Env::system());
         Client(Arc::new(Parts { place, base, namespace: None, token: None, env }))
+    }
+
+    /// The API in this process. It is alone if no other process can change the store meanwhile.
+    pub(crate) fn here(router: Router, is_alone: bool) -> Client {
+        let (place, base, env) = (Place::Here { router, is_alone }, String::new(), Env::system());
+        Client(Arc::new(Parts { place, base, namespace: None, token: None, env }))
+    }
+
+    /// True if the API is in this process, which runs nothing.
+    pub(crate) fn is_here(&self) -> bool {
+        matches!(self.0.place, Place::Here { .. })
+    }
+
+    /// True if nothing happens meanwhile: no process runs what is stored.
+    pub(crate) fn is_alone(&self) -> bool {
+        matches!(self.0.place, Place::Here { is_alone: true, .. })
+    }
+
+    pub(crate) fn env(&self) -> &Env {
+        &self.0.env
     }
 
     /// True if a server listens there.
@@ -141,7 +173,8 @@ impl Client {
     }
 
     async fn change<T: DeserializeOwned>(&self, mut ask: Ask) -> Result<T> {
-        ask.key = Some(self.0.env.uuid().to_string());
+        // In this process no connection can break.
+        ask.key = (!self.is_here()).then(|| self.0.env.uuid().to_string());
         let mut tries = 1;
         loop {
             match self.within(ANSWERING, self.json(&ask)).await {
@@ -164,7 +197,7 @@ impl Client {
             let sign = if index == 0 { '?' } else { '&' };
             let _ = write!(target, "{sign}{name}={}", encoded(value));
         }
-        Ask { method, target, body: None, key: None }
+        Ask { method, target, body: None, key: None, headers: Vec::new() }
     }
 
     async fn json<T: DeserializeOwned>(&self, ask: &Ask) -> Result<T> {
@@ -177,11 +210,30 @@ impl Client {
 
     /// Sends a request, and returns the answer. A problem becomes an error.
     async fn send(&self, ask: &Ask) -> Result<Download> {
-        let stream = self.connect().await?;
-        let failed = |error: hyper::Error| self.unreachable(&error);
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(failed)?;
-        tokio::spawn(connection);
-        let Ask { method, target, body, key } = ask;
+        let request = self.request(ask)?;
+        let answer = match &self.0.place {
+            Place::Here { router, .. } => {
+                here(router, request).await.map(|body| body.map_err(Into::into).boxed_unsync())
+            }
+            _ => {
+                let stream = self.connect().await?;
+                let failed = |error: hyper::Error| self.unreachable(&error);
+                let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(failed)?;
+                tokio::spawn(connection);
+                let answer = sender.send_request(request).await.map_err(failed)?;
+                answer.map(|body| body.map_err(Into::into).boxed_unsync())
+            }
+        };
+        let status = answer.status();
+        let answer = Download::new(answer, self.to_string());
+        if status.is_success() {
+            return Ok(answer);
+        }
+        Err(problem(self, status, &answer.text().await.unwrap_or_default()).into())
+    }
+
+    fn request(&self, ask: &Ask) -> Result<Request<Full<Bytes>>, Problem> {
+        let Ask { method, target, body, key, headers } = ask;
         let mut request = Request::builder().method(method).uri(target).header(HOST, self.0.place.host());
         request =
             request.header(ACCEPT, "application/json").header(USER_AGENT, concat!("latch/", env!("CARGO_PKG_VERSION")));
@@ -194,16 +246,10 @@ impl Client {
         if body.is_some() {
             request = request.header(CONTENT_TYPE, "application/json");
         }
-        let request = request.body(Full::new(body.clone().unwrap_or_default())).map_err(|_| {
+        request = headers.iter().fold(request, |request, (name, value)| request.header(name, value));
+        request.body(Full::new(body.clone().unwrap_or_default())).map_err(|_| {
             Problem::new(Exit::Usage, format!("a request to {self} cannot be written: is LATCH_TOKEN a token?"))
-        })?;
-        let answer = sender.send_request(request).await.map_err(failed)?;
-        let status = answer.status();
-        let answer = Download::new(answer, self.to_string());
-        if status.is_success() {
-            return Ok(answer);
-        }
-        Err(problem(self, status, &answer.text().await.unwrap_or_default()).into())
+        })
     }
 
     async fn connect(&self) -> Result<Stream> {
@@ -225,6 +271,16 @@ impl Client {
         let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
         let problem = Problem::new(Exit::Unreachable, format!("cannot reach {self}: {error}{cause}"));
         problem.with("server", self.to_string())
+    }
+}
+
+/// The answer of the API in this process. The routes see a caller on this machine.
+async fn here(router: &Router, request: Request<Full<Bytes>>) -> hyper::Response<Body> {
+    let mut request = request.map(Body::new);
+    request.extensions_mut().insert(ConnectInfo(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))));
+    match router.clone().oneshot(request).await {
+        Ok(answer) => answer,
+        Err(never) => match never {},
     }
 }
 

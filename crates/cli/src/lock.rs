@@ -5,6 +5,7 @@ pub(crate) mod fields;
 mod list;
 mod release;
 pub(crate) mod run;
+mod session;
 mod show;
 
 use anyhow::Result;
@@ -13,6 +14,7 @@ use latchwork::lock::{LockName, LockScope, StoredLocks};
 use latchwork::store::{Env, Store};
 
 use crate::lock::fields::RequestFields;
+use crate::lock::session::LockCall;
 use crate::output::Output;
 use crate::target::{Looked, Target};
 
@@ -28,6 +30,17 @@ pub(crate) enum Lock {
     Run(Box<run::Run>),
     /// Forces the release of a lock, or removes a request from its queue.
     Release(release::Release),
+    /// Removes a lock that has no holder and no waiter, so that it can be used as another kind.
+    Remove(session::Remove),
+    /// Acquires a lock for a session that a script renews itself. Where a command runs under the lock, use `run`.
+    Acquire(Box<session::Acquire>),
+    /// Releases a lock of a session, or takes its request back.
+    Withdraw(session::Withdraw),
+    /// Begins, shows, renews and ends sessions, which hold locks.
+    Session {
+        #[command(subcommand)]
+        command: session::SessionCommand,
+    },
 }
 
 /// The scope of a lock.
@@ -62,6 +75,10 @@ impl Scope {
 pub(crate) async fn run(command: Lock, target: &Target, output: &mut Output<'_>) -> Result<()> {
     let command = match command {
         Lock::Run(run) => return run::run(*run, target, output).await,
+        Lock::Remove(remove) => return session::run(LockCall::Remove(remove), target, output).await,
+        Lock::Acquire(acquire) => return session::run(LockCall::Acquire(*acquire), target, output).await,
+        Lock::Withdraw(withdraw) => return session::run(LockCall::Withdraw(withdraw), target, output).await,
+        Lock::Session { command } => return session::run(LockCall::Session(command), target, output).await,
         command => command,
     };
     match target.look().await? {
@@ -82,7 +99,7 @@ pub(crate) async fn run(command: Lock, target: &Target, output: &mut Output<'_>)
                 Lock::List(list) => list::ask(list, &client, output).await,
                 Lock::Show(show) => show::ask(show, &client, now, output).await,
                 Lock::Release(release) => release::ask(release, &client, now, output).await,
-                Lock::Run(_) => Ok(()),
+                _ => Ok(()),
             }
         }
     }
@@ -96,6 +113,6 @@ async fn look(command: &Lock, store: &Store, output: &mut Output<'_>) -> Result<
         Lock::List(list) => list::run(list, &locks, output).await.map(|()| None),
         Lock::Show(show) => show::run(show, &locks, now, output).await.map(|()| None),
         Lock::Release(release) => release::look(release, &locks, now).await.map(Some),
-        Lock::Run(_) => Ok(None),
+        _ => Ok(None),
     }
 }

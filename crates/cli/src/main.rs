@@ -1,12 +1,16 @@
 //! `latch`, the Latchwork command. One file for each subcommand; this file only reads the command line. `output.rs`
 //! owns the format of answers, errors and exit codes.
 
+mod api;
 mod ask;
 mod claim;
 mod client;
 mod completions;
 mod config;
 mod dev;
+mod entity;
+mod flow;
+mod given;
 mod lock;
 mod man;
 mod node;
@@ -16,9 +20,13 @@ mod progress;
 mod review;
 mod schedule;
 mod serve;
+mod shown;
 mod signals;
+mod state;
 mod store;
+mod tail;
 mod target;
+mod task;
 mod time;
 mod token;
 mod unpack;
@@ -74,6 +82,18 @@ enum Command {
     /// Prints the configuration of a server that is in force, and where each value comes from.
     #[command(after_help = EXIT_CODES)]
     Config(Box<config::Config>),
+    /// Reads, finds and changes entities.
+    #[command(after_help = EXIT_CODES)]
+    Entity {
+        #[command(subcommand)]
+        command: entity::Entity,
+    },
+    /// Makes requests to flows, shows them, and answers their questions.
+    #[command(after_help = EXIT_CODES)]
+    Flow {
+        #[command(subcommand)]
+        command: flow::Flow,
+    },
     /// Looks at locks, forces a release, or runs a command under a lock.
     #[command(after_help = EXIT_CODES)]
     Lock {
@@ -104,11 +124,26 @@ enum Command {
     /// Serves stores over HTTP, for programs in any language. Ends gracefully on SIGTERM and SIGINT.
     #[command(after_help = EXIT_CODES)]
     Serve(Box<serve::Serve>),
+    /// Reads, watches and changes the state of requests, sessions, users and organisations, and slots.
+    #[command(after_help = EXIT_CODES)]
+    State {
+        #[command(subcommand)]
+        command: state::State,
+    },
     /// Backs up, restores, checks and measures a whole store.
     #[command(after_help = EXIT_CODES)]
     Store {
         #[command(subcommand)]
         command: store::StoreCommand,
+    },
+    /// Follows an execution, or the stream of a request of a flow, live until it ends.
+    #[command(after_help = EXIT_CODES)]
+    Tail(tail::Tail),
+    /// Looks at the tasks of workers, puts tasks, and does them.
+    #[command(after_help = EXIT_CODES)]
+    Task {
+        #[command(subcommand)]
+        command: task::Task,
     },
     /// Makes tokens for a server, and hashes of tokens.
     #[command(after_help = EXIT_CODES)]
@@ -116,7 +151,7 @@ enum Command {
         #[command(subcommand)]
         command: token::TokenCommand,
     },
-    /// Looks at executions of workflows. Runs and changes nothing.
+    /// Looks at executions of workflows, starts them, sends them messages, and ends or resumes them. Runs no code.
     #[command(after_help = EXIT_CODES)]
     Workflow {
         #[command(subcommand)]
@@ -184,11 +219,16 @@ async fn work(command: Command, target: &Target, output: &mut Output<'_>) -> Res
     match command {
         Command::Claim { command } => claim::run(command, target, output).await,
         Command::Dev(dev) => dev::run(dev, target.store("dev")?, output).await,
+        Command::Entity { command } => entity::run(command, target, output).await,
+        Command::Flow { command } => flow::run(command, target, output).await,
         Command::Lock { command } => lock::run(command, target, output).await,
         Command::Node { command } => node::run(command, target, output).await,
         Command::Review { command } => review::run(command, target, output).await,
         Command::Schedule { command } => schedule::run(command, target, output).await,
+        Command::State { command } => state::run(command, target, output).await,
         Command::Store { command } => store::run(command, target, output).await,
+        Command::Tail(tail) => tail::run(tail, target, output).await,
+        Command::Task { command } => task::run(command, target, output).await,
         Command::Workflow { command } => workflow::run(command, target, output).await,
         Command::Completions(_) | Command::Config(_) | Command::Man(_) | Command::Serve(_) | Command::Token { .. } => {
             Ok(())

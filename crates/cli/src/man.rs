@@ -36,7 +36,21 @@ pub(crate) fn run(manual: &Manual, mut command: Command, out: &mut dyn Write) ->
 }
 
 fn page_of(command: &Command) -> Man {
-    Man::new(command.clone()).manual("Latchwork").source(concat!("latch ", env!("CARGO_PKG_VERSION")))
+    let command = command.clone().override_usage(synopsis(command));
+    Man::new(command).manual("Latchwork").source(concat!("latch ", env!("CARGO_PKG_VERSION")))
+}
+
+/// A line for the command, or for each command below it. The options of all commands would hide its own.
+fn synopsis(command: &Command) -> String {
+    let inner: Vec<&Command> = command.get_subcommands().filter(is_shown).collect();
+    match inner.is_empty() {
+        true => command.clone().render_usage().to_string().trim_start_matches("Usage:").trim().to_string(),
+        false => inner.into_iter().map(synopsis).collect::<Vec<_>>().join("\n"),
+    }
+}
+
+fn is_shown(command: &&Command) -> bool {
+    !command.is_hide_set() && command.get_name() != "help"
 }
 
 /// Writes the page of a command and of those below it.
@@ -47,6 +61,5 @@ fn write_all(command: &Command, folder: &Path) -> Result<()> {
     page.render(&mut text)?;
     let path = folder.join(name);
     std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
-    let shown = |inner: &&Command| !inner.is_hide_set() && inner.get_name() != "help";
-    command.get_subcommands().filter(shown).try_for_each(|inner| write_all(inner, folder))
+    command.get_subcommands().filter(is_shown).try_for_each(|inner| write_all(inner, folder))
 }

@@ -98,12 +98,13 @@ impl<'w> Output<'w> {
                     note(&format!("{{\"next\":{}}}", serde_json::to_string(next)?));
                 }
             }
-            Format::Table if things.is_empty() && next.is_none() => note(&format!("no {name}")),
+            Format::Table if things.is_empty() && next.is_none() => note(&format!("no {}", name.replace('_', " "))),
             Format::Table => {
                 self.out.write_all(table(things).drawn(self.terminal, self.color).as_bytes())?;
-                if let Some(next) = next {
+                if next.is_some() {
                     self.out.flush()?;
-                    note(&format!("there are more: --after {next}, or --all"));
+                    // A cursor is longer than most tables are wide.
+                    note("there are more: --limit N, or --all; with -o json, next is the cursor for --after");
                 }
             }
         }
@@ -124,6 +125,11 @@ pub(crate) struct Text {
 }
 
 impl Text {
+    /// The width of the terminal, if there is one.
+    pub(crate) fn width(&self) -> Option<usize> {
+        self.terminal.then(|| comfy_table::Table::new().width().map(usize::from)).flatten()
+    }
+
     pub(crate) fn line(&mut self, line: impl AsRef<str>) {
         self.written.push_str(&plain(line.as_ref()));
         self.written.push('\n');

@@ -1,9 +1,10 @@
 //! `latch schedule`: looks at schedules, and changes them, in a store or through the server that has it open. It starts
 //! nothing: an occurrence that is due, or was triggered, starts when an engine with the workflow starts.
 
+mod backfill;
 mod change;
 mod create;
-mod fields;
+pub(crate) mod fields;
 mod list;
 mod show;
 
@@ -12,6 +13,7 @@ use clap::Subcommand;
 use latchwork::store::{Env, Store};
 use latchwork::workflow::StoredSchedules;
 
+use crate::api::{self, Need};
 use crate::client::Client;
 use crate::output::Output;
 use crate::target::{Looked, Target};
@@ -31,11 +33,19 @@ pub(crate) enum Schedule {
     Resume(change::Named),
     /// Makes a schedule fire when the next engine starts.
     Trigger(change::Named),
+    /// Starts the occurrences of a past range, as the overlap policy says.
+    Backfill(backfill::Backfill),
     /// Deletes a schedule and its past runs. Executions that it has started continue.
     Delete(change::Named),
 }
 
 pub(crate) async fn run(command: Schedule, target: &Target, output: &mut Output<'_>) -> Result<()> {
+    let command = match command {
+        Schedule::Backfill(backfill) => {
+            return api::with(target, Need::Change, async |client| backfill::run(backfill, client, output).await).await;
+        }
+        command => command,
+    };
     let store = match target.look().await? {
         Looked::Server(client) => return ask(command, &client, output).await,
         Looked::Store(store) => store,
@@ -45,7 +55,7 @@ pub(crate) async fn run(command: Schedule, target: &Target, output: &mut Output<
     looked?;
     // What changes something opens the store again, in another way.
     match command {
-        Schedule::List(_) | Schedule::Show(_) => Ok(()),
+        Schedule::List(_) | Schedule::Show(_) | Schedule::Backfill(_) => Ok(()),
         Schedule::Create(create) => create::run(create, target.store("schedule create")?, output).await,
         Schedule::Pause(pause) => change::pause(pause, target.store("schedule pause")?, output).await,
         Schedule::Resume(named) => change::resume(named, target.store("schedule resume")?, output).await,
@@ -75,5 +85,6 @@ async fn ask(command: Schedule, client: &Client, output: &mut Output<'_>) -> Res
         Schedule::Resume(named) => change::ask_resume(named, client, output).await,
         Schedule::Trigger(named) => change::ask_trigger(named, client, output).await,
         Schedule::Delete(named) => change::ask_delete(named, client, output).await,
+        Schedule::Backfill(_) => Ok(()),
     }
 }

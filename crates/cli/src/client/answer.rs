@@ -2,7 +2,8 @@
 
 use anyhow::Result;
 use http_body_util::BodyExt;
-use hyper::body::{Bytes, Incoming};
+use http_body_util::combinators::UnsyncBoxBody;
+use hyper::body::Bytes;
 use hyper::{Response, StatusCode};
 use serde_json::{Map, Value};
 
@@ -12,15 +13,22 @@ use crate::output::{Exit, Problem};
 /// The longest answer that is read whole.
 const LONGEST: usize = 256 << 20;
 
+/// The body of an answer, wherever it comes from.
+type AnswerBody = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>;
+
 /// An answer whose body is still to be read.
 pub(crate) struct Download {
-    answer: Response<Incoming>,
+    answer: Response<AnswerBody>,
     server: String,
 }
 
 impl Download {
-    pub(crate) fn new(answer: Response<Incoming>, server: String) -> Download {
+    pub(crate) fn new(answer: Response<AnswerBody>, server: String) -> Download {
         Download { answer, server }
+    }
+
+    pub(crate) fn status(&self) -> StatusCode {
+        self.answer.status()
     }
 
     pub(crate) fn header(&self, name: &str) -> Option<&str> {

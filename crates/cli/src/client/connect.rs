@@ -1,10 +1,11 @@
-//! Where a server is, and a connection to it: TCP, TLS or a socket.
+//! Where the API is: behind a connection (TCP, TLS or a socket), which is made here, or in this process.
 
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use axum::Router;
 use hyper::Uri;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
@@ -16,10 +17,24 @@ use tokio_rustls::TlsConnector;
 
 use crate::output::{Exit, Problem};
 
-/// Where a server is.
+/// Where the API is.
 pub(crate) enum Place {
-    Plain { host: String, port: u16 },
-    Tls { host: String, port: u16, name: ServerName<'static>, config: Arc<ClientConfig> },
+    /// In this process, on a store that the command has opened.
+    Here {
+        router: Router,
+        /// True if no other process can change the store meanwhile.
+        is_alone: bool,
+    },
+    Plain {
+        host: String,
+        port: u16,
+    },
+    Tls {
+        host: String,
+        port: u16,
+        name: ServerName<'static>,
+        config: Arc<ClientConfig>,
+    },
     Socket(PathBuf),
 }
 
@@ -68,7 +83,7 @@ impl Place {
     pub(crate) fn host(&self) -> String {
         match self {
             Place::Plain { host, port } | Place::Tls { host, port, .. } => format!("{host}:{port}"),
-            Place::Socket(_) => "localhost".into(),
+            Place::Socket(_) | Place::Here { .. } => "localhost".into(),
         }
     }
 
@@ -80,6 +95,7 @@ impl Place {
                 Box::new(TlsConnector::from(config.clone()).connect(name.clone(), stream).await?)
             }
             Place::Socket(path) => Box::new(UnixStream::connect(path).await?),
+            Place::Here { .. } => return Err(io::ErrorKind::Unsupported.into()),
         })
     }
 }
@@ -122,6 +138,7 @@ impl fmt::Display for Place {
             Place::Plain { host, port } => write!(f, "http://{host}:{port}"),
             Place::Tls { host, port, .. } => write!(f, "https://{host}:{port}"),
             Place::Socket(path) => write!(f, "the server at {}", path.display()),
+            Place::Here { .. } => f.write_str("this program"),
         }
     }
 }

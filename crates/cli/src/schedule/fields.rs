@@ -45,7 +45,7 @@ pub(crate) struct ScheduleFields {
     pub(crate) stalled: Option<String>,
 }
 
-pub(super) fn millis(duration: Duration) -> u64 {
+pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 

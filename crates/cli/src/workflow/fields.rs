@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use latchwork::store::Timestamp;
+use latchwork::words;
 use latchwork::workflow::{
     Attribute, ExecutionId, ExecutionState, Failure, Listed, Operation, OperationState, Status, Wait, WaitsFor,
 };
@@ -103,15 +104,23 @@ impl WaitFields {
         WaitFields { what: what.into(), name: name.map(Into::into), since, until }
     }
 
-    /// For example `signal:approve, until in 3m 2s`.
+    /// For example `timer in 3m 2s` or `signal:approve, at most until in 3m 2s`.
     pub(crate) fn words(&self, now: Timestamp) -> String {
         let name = self.name.as_ref().map(|name| format!(":{name}")).unwrap_or_default();
-        let until = self.until.map(|until| until.relative_to(now));
-        match (&*self.what, until) {
-            ("timer" | "retry", Some(until)) => format!("{}{name} {until}", self.what),
-            (what, Some(until)) => format!("{what}{name}, at most until {until}"),
+        match (&*self.what, self.until) {
+            ("timer" | "retry", Some(until)) => format!("{}{name} {}", self.what, due(until, now)),
+            (what, Some(until)) if until.0 <= now => format!("{what}{name}, {}", due(until, now)),
+            (what, Some(until)) => format!("{what}{name}, at most until {}", until.relative_to(now)),
             (what, None) => format!("{what}{name}"),
         }
+    }
+}
+
+/// When something is due: `in 3m 2s`. Nothing happens while no process runs, so it can be late: `overdue by 3m 2s`.
+pub(crate) fn due(time: Time, now: Timestamp) -> String {
+    match now.0.checked_sub(time.0.0) {
+        Some(late) => format!("overdue by {}", words::span(late)),
+        None => time.relative_to(now),
     }
 }
 
@@ -168,21 +177,30 @@ impl ListedFields {
 }
 
 /// The order in which the parts of a record are shown.
-const PARTS: [&str; 9] = ["branch", "begun", "token", "was_held", "acquired_at", "until", "value", "rev", "changed"];
+const PARTS: [&str; 7] = ["branch", "begun", "token", "until", "value", "rev", "changed"];
 
 /// The kinds of operations whose results are the library's own.
-const OWN: [&str; 6] = ["race", "join", "lock", "unlock", "slot", "review"];
+const OWN: [&str; 8] = ["race", "join", "lock", "unlock", "slot", "review", "uuid", "now"];
 
 /// The result of an operation, for people.
 fn shown(operation: &Operation) -> Option<String> {
-    let value = operation.labelled()?;
+    // A value of null comes from a server as none.
+    let value = operation.labelled().filter(|value| !value.is_null())?;
     let is_own = !matches!(&operation.state, OperationState::Done(given) if *given == value);
     Some(worded(value, is_own))
 }
 
-/// The library's own results are shown with the names of their parts: `token 1792, was held true`.
+/// The library's own results are shown with the names of their parts: `value 3, rev 1, changed true`. Of a release, the
+/// token tells which grant it was of.
 fn worded(value: Value, is_own: bool) -> String {
     match value {
+        Value::Object(parts) if is_own && parts.contains_key("was_held") => {
+            let token = parts.get("token").cloned().unwrap_or_default();
+            match parts["was_held"] == true {
+                true => format!("token {token}"),
+                false => format!("token {token}, which was lost before"),
+            }
+        }
         Value::Object(parts) if is_own => {
             let mut parts: Vec<(String, Value)> = parts.into_iter().collect();
             parts.sort_by_key(|(name, _)| PARTS.iter().position(|known| known == name));

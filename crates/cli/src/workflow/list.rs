@@ -74,10 +74,10 @@ fn time_text(text: &str) -> Result<String, String> {
 
 /// A condition on an attribute.
 #[derive(Debug, Clone, PartialEq)]
-struct Asked {
-    name: String,
-    sign: &'static str,
-    value: Attribute,
+pub(crate) struct Asked {
+    pub(crate) name: String,
+    pub(crate) sign: &'static str,
+    pub(crate) value: Attribute,
 }
 
 fn waits_for(text: &str) -> Result<WaitsFor, String> {
@@ -99,7 +99,7 @@ fn waits_for(text: &str) -> Result<WaitsFor, String> {
     }
 }
 
-fn attribute(text: &str) -> Result<Asked, String> {
+pub(crate) fn attribute(text: &str) -> Result<Asked, String> {
     let at = text.find(['=', '<', '>']).filter(|at| *at > 0).ok_or("write NAME=VALUE")?;
     let (name, rest) = text.split_at(at);
     let signs = [">=", "<=", "=", ">", "<"];

@@ -1,4 +1,4 @@
-//! `latch workflow show`: all details of an execution.
+//! `latch workflow show`: all details of an execution, and its last events, as a timeline and with their results.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,6 +15,7 @@ use crate::output::{Cell, Output, Table, Text, Tone, shortened};
 use crate::paging::PAGE;
 use crate::time::Time;
 use crate::workflow::fields::{EventFields, Outcome, WaitFields, attributes, status_cell};
+use crate::workflow::{fields, timeline};
 
 /// The longest text of a value in a table.
 const LETTERS: usize = 400;
@@ -164,6 +165,8 @@ impl Shown {
             text.line("");
             let count = self.event_count.unwrap_or(self.events.len());
             text.line(format!("The last {} of {count} events:", self.events.len()));
+            timeline::write(text, &self.events, self.ended_at.map_or(now, |ended| ended.0));
+            text.line("");
             text.table(self.event_table(now));
         }
     }
@@ -177,7 +180,10 @@ impl Shown {
                 state @ "retrying" => Cell::new(state, Tone::Attention),
                 state => state.into(),
             };
-            let due = event.due_at.map(|due| due.relative_to(now));
+            let due = event.due_at.map(|due| match &*event.state {
+                "retrying" => fields::due(due, now),
+                _ => due.relative_to(now),
+            });
             let detail = match (&event.failure, &event.shown, due) {
                 (Some(failure), _, Some(due)) => format!("next {due}: {}", failure.message),
                 (Some(failure), ..) => failure.message.clone(),

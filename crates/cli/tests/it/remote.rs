@@ -100,8 +100,13 @@ fn without_ages((out, err, code): &(String, String, Option<i32>)) -> (String, St
     for line in out.lines() {
         let kept = line.split_whitespace().filter(|word| {
             let digits = word.trim_start_matches('(').trim_end_matches([')', ',', '.']);
-            let is_age = digits.strip_suffix('s').is_some_and(|number| number.parse::<u32>().is_ok());
-            !is_age && !["just", "now", "ago", "(just", "now)", "ago)", "now).", "ago).", "for", "now,"].contains(word)
+            let digits = digits.strip_suffix("ms").or(digits.strip_suffix('s'));
+            let is_age = digits.is_some_and(|number| number.parse::<u32>().is_ok());
+            // The bars of a timeline end now.
+            let is_bar = word.bytes().all(|byte| b"=-".contains(&byte));
+            !is_age
+                && !is_bar
+                && !["just", "now", "ago", "(just", "now)", "ago)", "now).", "ago).", "for", "now,"].contains(word)
         });
         words.push(kept.collect::<Vec<_>>().join(" "));
     }

@@ -182,7 +182,14 @@ fn shells_get_completions_and_readers_get_pages() {
     for part in [".TH latch-lock-run 1", ".SH NAME", "\\-\\-on\\-lost", "128 and the number of the signal"] {
         assert!(page.contains(part), "{part} is missing in {page}");
     }
-    assert!(printed(&["man"]).1.contains("latch"));
+    for (command, synopsis) in [
+        (&["man", "workflow", "show"][..], "\\fBlatch workflow show\\fR [OPTIONS] <ID>"),
+        (&["man", "task"], "\\fBlatch task\\fR take [OPTIONS] <KINDS>..."),
+        (&["man"], "\\fBlatch\\fR lock run [OPTIONS] <NAME>"),
+    ] {
+        let page = printed(command).1;
+        assert!(page.contains(".SH SYNOPSIS") && page.contains(synopsis), "{synopsis} is missing in {page}");
+    }
     assert_eq!(printed(&["man", "lock", "nonsense"]).0, Some(3));
     let folder = tempfile::tempdir().unwrap();
     assert_eq!(printed(&["man", "--out", folder.path().to_str().unwrap()]).0, Some(0));

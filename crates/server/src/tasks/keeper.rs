@@ -60,10 +60,7 @@ impl Tasks {
     /// Does what is due. True if more will be due.
     pub(crate) async fn look(&self, engine: &Engine) -> Result<bool, TaskError> {
         // A store without tasks is left as it is.
-        if self.0.keys.get().is_none() && !TaskKeys::are_declared(&self.0.store).await? {
-            return Ok(false);
-        }
-        let keys = self.keys().await?;
+        let Some(keys) = self.known_keys().await? else { return Ok(false) };
         self.sweep().await?;
         self.wake_workers(keys).await?;
         self.wake_callers().await?;

@@ -211,6 +211,12 @@ impl Tasks {
         self.0.keys.get_or_try_init(|| TaskKeys::declare(&self.0.store)).await
     }
 
+    /// The same, unless no task was ever put: a look declares nothing.
+    async fn known_keys(&self) -> Result<Option<&TaskKeys>, StoreError> {
+        let are_known = self.0.keys.get().is_some() || TaskKeys::are_declared(&self.0.store).await?;
+        Ok(if are_known { Some(self.keys().await?) } else { None })
+    }
+
     /// Puts a task, once: if there is one of this id, it must have the same kind, input and key. A guard is renewed.
     pub(crate) async fn put(&self, new: NewTask, call: &TaskCall) -> Result<Put, TaskError> {
         let keys = self.keys().await?;
@@ -364,8 +370,10 @@ impl Tasks {
     }
 
     pub(crate) async fn get(&self, id: &str) -> Result<Task, TaskError> {
-        let keys = self.keys().await?;
-        let found = self.find(keys, &self.0.store.view().await?, id).await?;
+        let found = match self.known_keys().await? {
+            Some(keys) => self.find(keys, &self.0.store.view().await?, id).await?,
+            None => None,
+        };
         found.map(|(task, _)| task).ok_or_else(|| TaskError::NotFound { id: id.into() })
     }
 
@@ -389,7 +397,7 @@ impl Tasks {
         limit: usize,
         is_wanted: impl Fn(&Task) -> bool,
     ) -> Result<(Vec<Task>, Option<String>), TaskError> {
-        let keys = self.keys().await?;
+        let Some(keys) = self.known_keys().await? else { return Ok((Vec::new(), None)) };
         let view = self.0.store.view().await?;
         let mut range = keys.records();
         if let Some(after) = after {
