@@ -2,7 +2,7 @@
 //! command; routes and shapes belong to the commands.
 
 mod answer;
-mod connect;
+pub(crate) mod connect;
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};

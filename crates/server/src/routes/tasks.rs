@@ -94,7 +94,8 @@ async fn take_tasks(
         None => namespace.tasks().take(&take, &call).await?,
         Some(limit) => wait_for_some(&namespace, &take, &call, limit).await?,
     };
-    Ok(json_answer(&TakenTasks { tasks: taken.into_iter().map(TaskWire::from).collect() }))
+    let as_taken = |task| TaskWire::taken(namespace.tasks(), task);
+    Ok(json_answer(&TakenTasks { tasks: taken.into_iter().map(as_taken).collect() }))
 }
 
 /// A take that has begun is never given up: it may have landed, and its tasks would belong to a worker that does not

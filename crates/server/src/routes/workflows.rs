@@ -23,6 +23,7 @@ use crate::api::Namespace;
 use crate::calls::Call;
 use crate::group::Group;
 use crate::routes::entities::encoded;
+use crate::spans;
 use crate::wire::page::{PageWire, page_answer};
 use crate::wire::problem::{Problem, ProblemShape};
 use crate::wire::request::{JsonBody, PathParams, QueryParams, json_answer, json_answer_at};
@@ -81,6 +82,7 @@ async fn start_execution(
         true => StartedWire::by_id(new.id.unwrap_or_default()),
         false => new.into_start(namespace.engine(), call.id())?.await?.into(),
     };
+    spans::link_to_execution(namespace.engine(), &started.id);
     let location = HeaderValue::try_from(format!("workflows/{}", encoded(&started.id)));
     let mut answer = json_answer_at(StatusCode::CREATED, &started);
     if let Ok(location) = location {

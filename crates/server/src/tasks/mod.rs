@@ -10,16 +10,18 @@ mod tests;
 mod waiting;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use latchwork::Value;
 use latchwork::store::{Bytes, Commit, Item, Key, Order, Right, Store, StoreError, Timestamp, View};
+use latchwork::workflow::Engine;
 use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::OnceCell;
 
 use crate::calls::Call;
+use crate::spans;
 
 pub(crate) use keeper::{Kept, keep};
 pub(crate) use rules::Lease;
@@ -129,6 +131,8 @@ pub(crate) struct Tasks(Arc<Inner>);
 
 struct Inner {
     store: Store,
+    /// The name of the engine whose executions and claims wait for tasks.
+    engine: OnceLock<Option<String>>,
     keys: OnceCell<TaskKeys>,
     waiting: Waiting,
     /// The tasks that a call of this process is about to take, so that two calls do not race for one.
@@ -172,7 +176,18 @@ pub(crate) struct Take {
 impl Tasks {
     pub(crate) fn on(store: &Store) -> Tasks {
         let (waiting, taking) = (Waiting::default(), Mutex::default());
-        Tasks(Arc::new(Inner { store: store.clone(), keys: OnceCell::new(), waiting, taking }))
+        let (engine, keys) = (OnceLock::new(), OnceCell::new());
+        Tasks(Arc::new(Inner { store: store.clone(), engine, keys, waiting, taking }))
+    }
+
+    /// The tasks belong to the traces of this engine.
+    pub(crate) fn have_traces_of(&self, engine: &Engine) {
+        self.0.engine.get_or_init(|| engine.name().map(Into::into));
+    }
+
+    /// The name of the engine, if it has one.
+    pub(crate) fn engine_name(&self) -> Option<&str> {
+        self.0.engine.get()?.as_deref()
     }
 
     pub(crate) fn waiting(&self) -> &Waiting {
@@ -471,6 +486,9 @@ impl Tasks {
 
     /// Tells those in this process that wait for what has happened.
     fn told_of(&self, before: &Task, task: &Task) {
+        if before.ended().is_none() && task.ended().is_some() {
+            spans::task_ended(self.engine_name(), task);
+        }
         match (&before.state, &task.state) {
             (TaskState::Open { .. }, TaskState::Open { .. }) => {}
             (_, TaskState::Open { due }) if *due <= self.now() => self.0.waiting.arrived(&task.kind),
