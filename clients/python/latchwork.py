@@ -327,6 +327,11 @@ class Task:
         return self.fields["token"]
 
     @property
+    def traceparent(self) -> str | None:
+        """The W3C trace context of the work, if the server makes traces and has given the task to a worker."""
+        return self.fields.get("traceparent")
+
+    @property
     def state(self) -> str:
         return self.fields["state"]
 

@@ -125,6 +125,8 @@ export interface Task<Input = any, Output = any> {
   output: Output | null;
   failure: { message: string; code: string | null; details: unknown } | null;
   reason: string | null;
+  /** The W3C trace context of the work, if the server makes traces and has given the task to a worker. */
+  traceparent?: string;
 }
 
 /** Does a task. `lost` aborts when another worker may have it. */

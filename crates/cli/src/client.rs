@@ -3,7 +3,7 @@
 //! the commands.
 
 mod answer;
-mod connect;
+pub(crate) mod connect;
 mod events;
 mod request;
 

@@ -5,6 +5,7 @@ pub(crate) mod file;
 pub(crate) mod limit;
 pub(crate) mod options;
 pub(crate) mod settings;
+pub(crate) mod traces;
 pub(crate) mod work;
 
 use std::path::Path;
@@ -48,6 +49,7 @@ pub(crate) fn run(config: Config, matches: &ArgMatches, output: &mut Output<'_>)
     let _ = settings.access()?;
     settings.tls()?;
     settings.check_work()?;
+    settings.traces.collector()?;
     let shown =
         Shown { file: settings.file.as_deref().map(|file| file.display().to_string()), settings: settings.printed() };
     output.one(&shown, |text| {

@@ -1,8 +1,9 @@
 //! `latch serve`: a server on the namespaces of the configuration, from its start to a graceful end. It knows how the
-//! process lives: logs, metrics, signals. What is served is the business of the server crate.
+//! process lives: logs, metrics, traces, signals. What is served is the business of the server crate.
 
 mod logging;
 mod measure;
+mod traces;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,7 +13,7 @@ use clap::{ArgMatches, Args};
 use latchwork::claim::Claims;
 use latchwork::store::Store;
 use latchwork::workflow::Engine;
-use latchwork_server::{Address, Api, Endpoint, Listen, Server, ServerBuilder, ServerError, Workers};
+use latchwork_server::{Access, Address, Api, Endpoint, Listen, Server, ServerBuilder, ServerError, TlsFiles, Workers};
 use serde::Serialize;
 use tokio::task::JoinSet;
 
@@ -20,6 +21,7 @@ use crate::config::options::ServerOptions;
 use crate::config::settings::{NamespaceStore, Settings};
 use crate::config::work::WorkTable;
 use crate::output::{Exit, Output, Problem};
+use crate::serve::traces::{NewTraces, Traces};
 use crate::signals::{ENDS, Signals};
 
 /// The longest path of a directory in which a socket can be opened. The system allows about a hundred bytes for all.
@@ -55,10 +57,30 @@ pub(crate) async fn run(serve: Serve, matches: &ArgMatches, output: &mut Output<
     let settings = Settings::read(&serve.options, matches)?;
     // A mistake in the configuration is reported before a store is opened.
     let (access, tls, endpoints) = (settings.access()?, settings.tls()?, settings.check_work()?);
-    logging::start(settings.log_format.value, &settings.log_level.value)?;
+    let (spans, traces) = settings.traces.collector()?.map(traces::prepare).unzip();
+    logging::start(settings.log_format.value, &settings.log_level.value, spans)?;
     let mut ends = Signals::listen(&ENDS)?;
+    let mut traces = traces.map(NewTraces::begin);
+    let served = serve_all(&settings, (access, tls, endpoints), &mut ends, &mut traces, output).await;
+    if let Some(traces) = traces {
+        tokio::select! {
+            () = traces.end() => {}
+            _ = ends.next() => {}
+        }
+    }
+    served
+}
+
+/// Serves until a signal asks for the end, or until a store stops.
+async fn serve_all(
+    settings: &Settings,
+    (access, tls, endpoints): (Access, Option<TlsFiles>, BTreeMap<String, Endpoint>),
+    ends: &mut Signals,
+    traces: &mut Option<Traces>,
+    output: &mut Output<'_>,
+) -> Result<()> {
     let recorder = if settings.metrics.value { Some(measure::install()?) } else { None };
-    let opened = open(&settings, &endpoints).await?;
+    let opened = open(settings, &endpoints).await?;
     let mut server = Server::builder().access(access).limits(settings.limits);
     for namespace in &opened {
         let api = Api::on(&namespace.engine).workers(&namespace.workers);
@@ -87,11 +109,15 @@ pub(crate) async fn run(serve: Serve, matches: &ArgMatches, output: &mut Output<
     };
     let upkeep = recorder.map(|recorder| tokio::spawn(measure::keep_up(recorder, stores(&opened))));
     let told = tell(&server, &opened, output);
-    let ended = if told.is_ok() { until_the_end(&mut ends, &opened).await } else { None };
+    let ended = if told.is_ok() { until_the_end(ends, &opened).await } else { None };
     tracing::info!("shutting down: requests that are under way finish");
     let finished = tokio::select! {
         finished = server.shutdown() => finished.context("the server did not end cleanly"),
-        _ = ends.next() => Err(Problem::new(Exit::Failed, "a second signal ended the server at once").into()),
+        _ = ends.next() => {
+            // There is no time for the last spans.
+            *traces = None;
+            Err(Problem::new(Exit::Failed, "a second signal ended the server at once").into())
+        }
     };
     upkeep.into_iter().for_each(|upkeep| upkeep.abort());
     finished?;
@@ -135,7 +161,7 @@ async fn begin(
     let texts = work.claims()?;
     let store = namespace.store.open_with(namespace.password_file.as_deref()).await?;
     let workers = work.workers(name, &store, endpoints)?;
-    let engine = workers.register(Engine::on(&store)).start().await?;
+    let engine = workers.register(Engine::on(&store).name(name)).start().await?;
     let directory = namespace.store.directory().map(Into::into);
     let mut opened = Opened { name: name.into(), store, engine, workers, claims: None, directory };
     if !texts.is_empty() {

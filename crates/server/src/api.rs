@@ -106,6 +106,7 @@ impl Api {
     pub(crate) fn into_namespace(self, name: &str, access: Access, limits: Limits, closing: Closing) -> Namespace {
         let Api { engine, claims, flows, tasks, .. } = self;
         let calls = Calls::on(engine.store());
+        tasks.have_traces_of(&engine);
         let (name, keeper) = (name.into(), AtomicBool::new(false));
         let namespace =
             Namespace(Arc::new(Inner { name, engine, claims, flows, calls, tasks, keeper, access, limits, closing }));

@@ -13,6 +13,7 @@ use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 use crate::access::Role;
 use crate::api::Namespace;
 use crate::calls;
+use crate::spans;
 use crate::wire::answers::problem;
 
 /// Routes of one namespace. Each is registered with the role that it needs.
@@ -69,6 +70,7 @@ impl Group {
 }
 
 async fn admit(State(gate): State<Gate>, request: Request, next: Next) -> Response {
+    spans::matched(gate.namespace.name(), &request);
     let (mut parts, body) = request.into_parts();
     let caller = match gate.namespace.access().admit(&parts, gate.role, gate.namespace.name()) {
         Ok(caller) => caller,

@@ -26,7 +26,11 @@ use crate::calls::{KEY, REPLAYED};
 use crate::document;
 use crate::limits::Limits;
 use crate::routes;
+use crate::spans;
 use crate::wire::problem::{self, Problem, ProblemCode};
+
+/// The route of everything in namespaces.
+pub(crate) const API_ROUTES: &str = "/v1/{*rest}";
 
 /// All namespaces, and what is said of all of them.
 #[derive(Clone)]
@@ -96,7 +100,7 @@ pub(crate) fn assemble(
     let router = outside
         .route("/openapi.json", get(document::openapi_json))
         .route("/docs", get(document::docs))
-        .route("/v1/{*rest}", any(dispatch));
+        .route(API_ROUTES, any(dispatch));
     let router = match beside {
         Beside::Nothing => router.fallback(async || StatusCode::NOT_FOUND),
         Beside::Others => router,
@@ -109,6 +113,7 @@ pub(crate) fn assemble(
     router
         .layer(middleware::from_fn_with_state(hub.clone(), guard_host))
         .layer(middleware::map_response(problem::ensure))
+        .layer(middleware::from_fn(spans::request))
         .with_state(hub)
 }
 

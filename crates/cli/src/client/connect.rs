@@ -79,6 +79,17 @@ impl Place {
         }
     }
 
+    /// True if what is sent there can be read on its way.
+    pub(crate) fn is_open(&self) -> bool {
+        match self {
+            Place::Plain { host, .. } => {
+                let bare = host.trim_start_matches('[').trim_end_matches(']');
+                bare != "localhost" && !bare.parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback())
+            }
+            Place::Tls { .. } | Place::Socket(_) | Place::Here { .. } => false,
+        }
+    }
+
     /// The header `Host`.
     pub(crate) fn host(&self) -> String {
         match self {

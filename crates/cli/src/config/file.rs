@@ -8,6 +8,7 @@ use latchwork_server::Token;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use crate::config::traces::TracesTable;
 use crate::config::work::{WorkTable, WorkerTable};
 use crate::output::{Exit, Problem};
 
@@ -29,6 +30,8 @@ pub(crate) struct ConfigurationFile {
     pub(crate) tls: TlsTable,
     #[serde(default)]
     pub(crate) log: LogTable,
+    #[serde(default)]
+    pub(crate) traces: TracesTable,
     #[serde(default)]
     pub(crate) limits: BTreeMap<String, toml::Value>,
     #[serde(default)]
@@ -86,7 +89,8 @@ impl ConfigurationFile {
     pub(crate) fn read(path: &Path) -> Result<ConfigurationFile, Problem> {
         let mut file: ConfigurationFile = parsed(path)?;
         let base = path.parent().unwrap_or(Path::new(""));
-        let paths = [&mut file.token_file, &mut file.tls.certificate, &mut file.tls.key];
+        let headers = &mut file.traces.headers_file;
+        let paths = [&mut file.token_file, &mut file.tls.certificate, &mut file.tls.key, headers];
         for relative in paths.into_iter().flatten() {
             *relative = base.join(&relative);
         }

@@ -45,6 +45,18 @@ pub(crate) struct ServerOptions {
     #[arg(long, env = "LATCH_LIMITS", hide_env_values = true, value_delimiter = ',', value_name = "NAME=VALUE",
         value_parser = pair)]
     pub(crate) limit: Vec<(String, String)>,
+    /// Sends traces to an OpenTelemetry collector at this address, by OTLP over HTTP: http://127.0.0.1:4318.
+    #[arg(long, env = "LATCH_TRACES_ENDPOINT", hide_env_values = true, value_name = "URL")]
+    pub(crate) traces_endpoint: Option<String>,
+    /// The name of the service in traces; `latch` by default.
+    #[arg(long, env = "LATCH_TRACES_SERVICE", hide_env_values = true, value_name = "NAME")]
+    pub(crate) traces_service: Option<String>,
+    /// The share of the traces that is recorded, from 0 to 1; 1 by default.
+    #[arg(long, env = "LATCH_TRACES_RATIO", hide_env_values = true, value_name = "RATIO")]
+    pub(crate) traces_ratio: Option<f64>,
+    /// A file with headers for the collector, which may be secret: `Name: value`, one a line.
+    #[arg(long, env = "LATCH_TRACES_HEADERS_FILE", hide_env_values = true, value_name = "FILE")]
+    pub(crate) traces_headers_file: Option<PathBuf>,
     /// How log lines are written.
     #[arg(long, env = "LATCH_LOG_FORMAT", hide_env_values = true, value_enum, value_name = "FORMAT")]
     pub(crate) log_format: Option<LogFormat>,

@@ -14,6 +14,7 @@ use serde_json::json;
 
 use crate::config::file::{self, ConfigurationFile, DEFAULT_FILE, FullNamespace};
 use crate::config::options::{LogFormat, ServerOptions, pair};
+use crate::config::traces::TraceSettings;
 use crate::config::work::{WorkTable, WorkerTable};
 use crate::config::{Printed, limit};
 use crate::output::{Exit, Problem};
@@ -32,20 +33,31 @@ pub(crate) enum Origin {
     Flag(String),
 }
 
+impl std::fmt::Display for Origin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Origin::Default => f.write_str("default"),
+            Origin::File(path) => write!(f, "file {}", path.display()),
+            Origin::Environment(name) => write!(f, "environment {name}"),
+            Origin::Flag(name) => write!(f, "flag {name}"),
+        }
+    }
+}
+
 /// A value, and where it comes from.
 #[derive(Debug, Clone)]
 pub(crate) struct Setting<T> {
     pub(crate) value: T,
-    origin: Origin,
+    pub(crate) origin: Origin,
 }
 
 impl<T> Setting<T> {
-    fn new(value: T) -> Setting<T> {
+    pub(crate) fn new(value: T) -> Setting<T> {
         Setting { value, origin: Origin::Default }
     }
 
     /// Replaces the value by that of a higher layer, if it has one.
-    fn or(self, over: Option<T>, origin: impl FnOnce() -> Origin) -> Setting<T> {
+    pub(crate) fn or(self, over: Option<T>, origin: impl FnOnce() -> Origin) -> Setting<T> {
         match over {
             Some(value) => Setting { value, origin: origin() },
             None => self,
@@ -76,6 +88,7 @@ pub(crate) struct Settings {
     tls_key: Setting<Option<PathBuf>>,
     pub(crate) log_format: Setting<LogFormat>,
     pub(crate) log_level: Setting<String>,
+    pub(crate) traces: TraceSettings,
     pub(crate) limits: Limits,
     limit_origins: BTreeMap<&'static str, Origin>,
     tokens: Vec<Setting<Token>>,
@@ -85,7 +98,7 @@ pub(crate) struct Settings {
 
 /// Looks up where the options of the command line come from.
 #[derive(Clone, Copy)]
-struct Given<'a>(&'a ArgMatches);
+pub(crate) struct Given<'a>(&'a ArgMatches);
 
 impl Given<'_> {
     /// A value that was given, on the command line or in a variable.
@@ -98,7 +111,7 @@ impl Given<'_> {
         Some((value?, origin))
     }
 
-    fn over<T>(self, setting: Setting<T>, id: &str, value: Option<T>) -> Setting<T> {
+    pub(crate) fn over<T>(self, setting: Setting<T>, id: &str, value: Option<T>) -> Setting<T> {
         match self.value(id, value) {
             Some((value, origin)) => Setting { value, origin },
             None => setting,
@@ -151,6 +164,7 @@ impl Settings {
             tls_certificate: path_of(file.tls.certificate, "tls_cert", &options.tls_cert),
             tls_key: path_of(file.tls.key, "tls_key", &options.tls_key),
             log_format: given.over(log_format, "log_format", options.log_format),
+            traces: TraceSettings::read(file.traces, options, given, from_file),
             log_level: given.over(log_level, "log_level", options.log_level.clone()),
             tokens: tokens(file.tokens, &token_file, from_file)?,
             workers: of_file(file.workers, from_file),
@@ -249,6 +263,7 @@ impl Settings {
         }
         all.push(Printed::new("log.format", json!(self.log_format.value.word()), &self.log_format.origin));
         all.push(Printed::new("log.level", json!(self.log_level.value), &self.log_level.origin));
+        all.extend(self.traces.printed());
         for name in limit::names() {
             let origin = self.limit_origins.get(name).unwrap_or(&Origin::Default);
             all.push(Printed::new(format!("limits.{name}"), limit::shown(self.limits, name), origin));

@@ -1,8 +1,10 @@
-//! Log lines of a server, on the standard error: text for people, or JSON for programs.
+//! Log lines of a server, on the standard error: text for people, or JSON for programs. Traces listen at the same
+//! place.
 
 use std::io::IsTerminal;
 
-use tracing_subscriber::filter::{LevelFilter, Targets};
+use latchwork_server::SpanLayer;
+use tracing_subscriber::filter::{LevelFilter, Targets, filter_fn};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, fmt};
@@ -14,8 +16,8 @@ use crate::output::{Exit, Problem};
 /// target does not concern them.
 const OWN: &str = "latch";
 
-/// Starts to log. A program does that once.
-pub(crate) fn start(format: LogFormat, level: &str) -> Result<(), Problem> {
+/// Starts to log, and to make traces if there is a layer for them. A program does that once.
+pub(crate) fn start(format: LogFormat, level: &str, spans: Option<SpanLayer>) -> Result<(), Problem> {
     let filter = filter(level).ok_or_else(|| {
         let why = format!("{level:?} is not a level: write error, warn, info, debug, trace or off, or TARGET=LEVEL,…");
         Problem::new(Exit::Usage, why)
@@ -25,7 +27,14 @@ pub(crate) fn start(format: LogFormat, level: &str) -> Result<(), Problem> {
         LogFormat::Text => layer.with_ansi(std::io::stderr().is_terminal()).boxed(),
         LogFormat::Json => layer.json().flatten_event(true).boxed(),
     };
-    let started = tracing_subscriber::registry().with(layer.with_filter(filter)).try_init();
+    let logs = tracing_subscriber::registry().with(layer.with_filter(filter));
+    let started = match spans {
+        None => logs.try_init(),
+        Some(spans) => {
+            let wanted = filter_fn(SpanLayer::wants).with_max_level_hint(LevelFilter::DEBUG);
+            logs.with(spans.with_filter(wanted)).try_init()
+        }
+    };
     started.map_err(|error| Problem::new(Exit::Failed, format!("cannot start to log: {error}")))
 }
 

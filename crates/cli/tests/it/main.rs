@@ -25,6 +25,7 @@ mod serve;
 mod server;
 mod serving;
 mod store;
+mod traces;
 mod workflow;
 
 use std::path::Path;

@@ -8,19 +8,30 @@ use serde_json::{Value, json};
 use crate::serving::{Serving, command, get};
 use crate::{succeeded, text};
 
+/// The hash of a token.
+pub(crate) fn hash_of(secret: &str) -> String {
+    let mut process = command();
+    process.args(["token", "hash", "--name", "a", "-o", "json"]);
+    process.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut process = process.spawn().unwrap();
+    std::io::Write::write_all(&mut process.stdin.take().unwrap(), secret.as_bytes()).unwrap();
+    let printed: Value = serde_json::from_str(&succeeded(process.wait_with_output().unwrap())).unwrap();
+    printed["hash"].as_str().unwrap().into()
+}
+
 /// Runs a command to its end in a directory.
-fn run_in(directory: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> std::process::Output {
+pub(crate) fn run_in(directory: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> std::process::Output {
     let mut command = command();
     command.current_dir(directory).envs(variables.iter().copied());
     command.args(arguments).stdin(Stdio::null()).output().unwrap()
 }
 
-fn settings(directory: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Value {
+pub(crate) fn settings(directory: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Value {
     let arguments = [&["config", "-o", "json"], arguments].concat();
     serde_json::from_str(&succeeded(run_in(directory, &arguments, variables))).unwrap()
 }
 
-fn setting(shown: &Value, name: &str) -> Value {
+pub(crate) fn setting(shown: &Value, name: &str) -> Value {
     let found = shown["settings"].as_array().unwrap().iter().find(|setting| setting["name"] == name);
     found.unwrap_or_else(|| panic!("{name} is missing in {shown}")).clone()
 }
@@ -246,6 +257,10 @@ tls.key                   none              default
 token_file                none              default
 log.format                text              default
 log.level                 info              default
+traces.endpoint           none              default
+traces.service            latch             default
+traces.ratio              1.0               default
+traces.headers_file       none              default
 limits.body_bytes         1048576           default
 limits.body_time          30s               default
 limits.json_depth         127               default

@@ -71,7 +71,7 @@ impl Drop for Serving {
 pub(crate) fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_latch"));
     for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("LATCH_") {
+        if ["LATCH_", "OTEL_"].iter().any(|start| name.to_string_lossy().starts_with(start)) {
             command.env_remove(name);
         }
     }

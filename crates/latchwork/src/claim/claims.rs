@@ -582,7 +582,8 @@ impl ClaimsBuilder {
         }
         let (node, store) = (engine.node.clone(), engine.store.clone());
         let spaces = ClaimSpaces::declare(&store).await?;
-        let (outbox, acked) = EffectOutbox::new(&node, &spaces, self.handlers, self.effect_attempts);
+        let (outbox, acked) =
+            EffectOutbox::new(engine.name.clone(), &node, &spaces, self.handlers, self.effect_attempts);
         let alarms = Alarms::new(&node, &spaces.timers);
         let ledger = Arc::new(Ledger {
             store,

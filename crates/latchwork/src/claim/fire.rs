@@ -7,6 +7,7 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use serde::Serialize;
 use serde_json::Value;
+use tracing::{Instrument, Span};
 
 use crate::claim::action::{ActionCtx, StagedWrites};
 use crate::claim::claims::{Action, Claims, ClaimsInner, PlainAction};
@@ -280,7 +281,7 @@ impl ClaimsInner {
 
     /// Runs work to its end, also if the caller drops this future or stops polling it.
     async fn to_its_end<T: Send + 'static>(&self, work: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
-        self.ledger.engine.node.runtime.run(work).await.unwrap_or(Err(ClaimError::Stopped))
+        self.ledger.engine.node.runtime.run(work.in_current_span()).await.unwrap_or(Err(ClaimError::Stopped))
     }
 
     /// Claims an entity, and runs the action. Returns `None` if another caller was faster.
@@ -460,7 +461,7 @@ impl ClaimsInner {
         let claim = &firing.claim;
         let input = serde_json::from_str(&claim.input).unwrap_or_default();
         let ctx = ActionCtx::new(&self, claim, firing.standing.entity(), input, Some(session));
-        let acted = act(&action, &ctx).await;
+        let acted = self.act(&action, &ctx, claim).await;
         let staged = ctx.take_staged();
         let (why, fired) = match acted {
             Ok(Outcome::Success { output }) => match self.finish(&firing, &staged, output).await {
@@ -551,7 +552,7 @@ impl ClaimsInner {
             Some(action) => {
                 let entity = firing.standing.entity();
                 let ctx = ActionCtx::new(self, &firing.claim, entity, call.input.clone(), None);
-                let acted = act(&action, &ctx).await;
+                let acted = self.act(&action, &ctx, &firing.claim).await;
                 let name = terms.action.clone().unwrap_or_default();
                 (acted.map_err(|error| ClaimError::Action { action: name, error })?, ctx.take_staged())
             }
@@ -570,13 +571,44 @@ impl ClaimsInner {
             Outcome::Rejection(rejection) => Ok(Fired::Rejection(rejection)),
         }
     }
-}
 
-/// Runs an action. A panic becomes an error.
-async fn act(action: &PlainAction, ctx: &ActionCtx) -> std::result::Result<Outcome, ActionError> {
-    let (action, ctx) = (action.clone(), ctx.clone());
-    let acted = AssertUnwindSafe(async move { action(ctx).await }).catch_unwind().await;
-    acted.unwrap_or_else(|panic| Err(panicked(&*panic)))
+    /// Runs an action in a span of its own. A panic becomes an error.
+    async fn act(
+        &self,
+        action: &PlainAction,
+        ctx: &ActionCtx,
+        claim: &Claim,
+    ) -> std::result::Result<Outcome, ActionError> {
+        let span = self.span_of(ctx, claim);
+        let (action, ctx) = (action.clone(), ctx.clone());
+        let acting = AssertUnwindSafe(async move { action(ctx).await }).catch_unwind();
+        let acted = acting.instrument(span.clone()).await.unwrap_or_else(|panic| Err(panicked(&*panic)));
+        match &acted {
+            Ok(Outcome::Success { .. } | Outcome::Rejection(_)) => {}
+            Ok(Outcome::Failure(failure)) => {
+                span.record("error", &failure.message);
+            }
+            Err(error) => {
+                span.record("error", tracing::field::display(error));
+            }
+        }
+        acted
+    }
+
+    fn span_of(&self, ctx: &ActionCtx, claim: &Claim) -> Span {
+        let terms = &claim.terms;
+        tracing::info_span!(
+            "action",
+            namespace = self.ledger.engine.name.as_deref(),
+            workflow = terms.workflow,
+            step = terms.step_key,
+            name = terms.action,
+            entity = %ctx.entity().id,
+            claim = %claim.id,
+            attempt = claim.attempts,
+            error = tracing::field::Empty,
+        )
+    }
 }
 
 impl Machine {

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::{Notify, mpsc, oneshot};
+use tracing::Instrument;
 
 use crate::backoff::{doubled, jittered};
 use crate::claim::error::Result;
@@ -105,6 +106,8 @@ impl OutboxEffect {
 pub(crate) type Handler = Arc<dyn Fn(AfterEffect) -> Boxed<'static, std::result::Result<(), String>> + Send + Sync>;
 
 pub(crate) struct EffectOutbox {
+    /// The name of the engine.
+    name: Option<Arc<str>>,
     node: Arc<Node>,
     spaces: ClaimSpaces,
     handlers: BTreeMap<String, Handler>,
@@ -261,6 +264,7 @@ enum WorkerNext {
 
 impl EffectOutbox {
     pub(crate) fn new(
+        name: Option<Arc<str>>,
         node: &Arc<Node>,
         spaces: &ClaimSpaces,
         handlers: BTreeMap<String, Handler>,
@@ -268,6 +272,7 @@ impl EffectOutbox {
     ) -> (Arc<EffectOutbox>, Acked) {
         let (acks, acked) = mpsc::unbounded_channel();
         let outbox = EffectOutbox {
+            name,
             node: node.clone(),
             spaces: spaces.clone(),
             handlers,
@@ -429,10 +434,26 @@ impl EffectOutbox {
             return Err(format!("this program has no after-effect {:?}", effect.name));
         };
         let (handler, told) = (handler.clone(), effect.told(key));
-        match AssertUnwindSafe(async move { handler(told).await }).catch_unwind().await {
+        let span = tracing::info_span!(
+            parent: None,
+            "after_effect",
+            namespace = self.name.as_deref(),
+            workflow = told.workflow,
+            step = told.step,
+            name = told.name,
+            entity = %told.entity,
+            key = told.key,
+            attempt = told.attempt,
+            error = tracing::field::Empty,
+        );
+        let handling = AssertUnwindSafe(async move { handler(told).await }).catch_unwind();
+        let handled = match handling.instrument(span.clone()).await {
             Ok(handled) => handled,
             Err(panic) => Err(format!("it panicked: {}", message_of(&*panic))),
-        }
+        };
+        handled.inspect_err(|error| {
+            span.record("error", error);
+        })
     }
 
     /// Moves an after-effect to the dead letters.

@@ -19,6 +19,7 @@ use crate::calls::Call;
 use crate::group::Group;
 use crate::routes::entities::encoded;
 use crate::routes::workflows::still_kept;
+use crate::spans;
 use crate::wire::answers::{NoSuchAction, NoSuchRequest};
 use crate::wire::flow::{CheckpointsWire, FlowWire, NewRequest, RequestResultWire, RequestWire, StartedWire};
 use crate::wire::page::{PageWire, page_answer};
@@ -121,6 +122,7 @@ async fn run_action(
         run = run.idempotency_key(call.to_string());
     }
     let id = run.await?.id().to_string();
+    spans::link_to_execution(namespace.engine(), &id);
     // Relative to the address of the request: it holds wherever the router is mounted.
     let location = HeaderValue::try_from(format!("../requests/{}", encoded(&id)));
     let mut answer = json_answer_at(StatusCode::CREATED, &StartedWire { id, flow, action });

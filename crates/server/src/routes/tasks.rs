@@ -65,7 +65,7 @@ async fn put_task(
 }
 
 fn put(tasks: &[Task]) -> StoredAnswer {
-    tasks.first().map_or_else(|| taken(tasks), |task| located(StatusCode::CREATED, task))
+    tasks.first().map_or_else(|| changed(tasks), |task| located(StatusCode::CREATED, task))
 }
 
 fn located(status: StatusCode, task: &Task) -> StoredAnswer {
@@ -79,8 +79,9 @@ fn changed(tasks: &[Task]) -> StoredAnswer {
     StoredAnswer::json(StatusCode::OK, &task)
 }
 
-fn taken(tasks: &[Task]) -> StoredAnswer {
-    let tasks = tasks.iter().map(|task| TaskWire::from(task.clone())).collect();
+/// The answer to a worker that has taken tasks.
+fn taken(namespace: &Namespace, tasks: &[Task]) -> StoredAnswer {
+    let tasks = tasks.iter().map(|task| TaskWire::taken(namespace.tasks(), task.clone())).collect();
     StoredAnswer::json(StatusCode::OK, &TakenTasks { tasks })
 }
 
@@ -103,13 +104,15 @@ async fn take_tasks(
     call: Call,
     JsonBody(take): JsonBody<TakeTasks>,
 ) -> Result<Response, Problem> {
-    let call = TaskCall::of(&call, taken);
+    let of = namespace.clone();
+    let answer = move |tasks: &[Task]| taken(&of, tasks);
+    let call = TaskCall::of(&call, answer.clone());
     let (take, limit) = (take.read(&caller.subject)?, asked(&namespace, wait.as_deref())?);
     let tasks = match limit {
         None => namespace.tasks().take(&take, &call).await?,
         Some(limit) => wait_for_some(&namespace, &take, &call, limit).await?,
     };
-    Ok(taken(&tasks).into_response())
+    Ok(answer(&tasks).into_response())
 }
 
 /// A take that has begun is never given up: it may have landed, and its tasks would belong to a worker that does not

@@ -26,6 +26,7 @@ use crate::api::Namespace;
 use crate::calls::Call;
 use crate::group::Group;
 use crate::routes::entities::encoded;
+use crate::spans;
 use crate::wire::page::{PageWire, page_answer};
 use crate::wire::problem::{Problem, ProblemCode, ProblemShape};
 use crate::wire::request::{JsonBody, PathParams, QueryParams, json_answer, json_answer_at};
@@ -91,6 +92,7 @@ async fn start_execution(
         true => namespace.engine().handle_by_id(new.id.unwrap_or_default()),
         false => new.into_start(namespace.engine(), call.id())?.await?,
     };
+    spans::link_to_execution(namespace.engine(), started.id());
     let result = match wait {
         Some(wait) => result_of(&namespace, &started, &workflow, wait).await?,
         None => None,

@@ -10,16 +10,18 @@ mod tests;
 mod waiting;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use latchwork::Value;
 use latchwork::store::{Bytes, Commit, Item, Key, Order, Right, Store, StoreError, Timestamp, View};
+use latchwork::workflow::Engine;
 use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::OnceCell;
 
 use crate::calls::{Call, StoredAnswer};
+use crate::spans;
 
 pub(crate) use keeper::{Kept, keep};
 pub(crate) use rules::Lease;
@@ -62,11 +64,14 @@ pub(crate) enum TaskError {
 /// The call that a change belongs to, and its answer for the tasks that it has changed. The answer is stored by the
 /// commit of the change, so a call that is repeated finds it, or has changed nothing.
 #[derive(Clone, Default)]
-pub(crate) struct TaskCall(Option<(Call, fn(&[Task]) -> StoredAnswer)>);
+pub(crate) struct TaskCall(Option<(Call, TaskAnswer)>);
+
+/// Makes the answer to a call.
+type TaskAnswer = Arc<dyn Fn(&[Task]) -> StoredAnswer + Send + Sync>;
 
 impl TaskCall {
-    pub(crate) fn of(call: &Call, answer: fn(&[Task]) -> StoredAnswer) -> TaskCall {
-        TaskCall(Some((call.clone(), answer)))
+    pub(crate) fn of(call: &Call, answer: impl Fn(&[Task]) -> StoredAnswer + Send + Sync + 'static) -> TaskCall {
+        TaskCall(Some((call.clone(), Arc::new(answer))))
     }
 
     fn answered(&self, commit: Commit, tasks: &[Task]) -> Result<Commit, TaskError> {
@@ -153,6 +158,8 @@ pub(crate) struct Tasks(Arc<Inner>);
 
 struct Inner {
     store: Store,
+    /// The name of the engine whose executions and claims wait for tasks.
+    engine: OnceLock<Option<String>>,
     keys: OnceCell<TaskKeys>,
     waiting: Waiting,
     /// The tasks that a call of this process is about to take, so that two calls do not race for one.
@@ -196,7 +203,18 @@ pub(crate) struct Take {
 impl Tasks {
     pub(crate) fn on(store: &Store) -> Tasks {
         let (waiting, taking) = (Waiting::default(), Mutex::default());
-        Tasks(Arc::new(Inner { store: store.clone(), keys: OnceCell::new(), waiting, taking }))
+        let (engine, keys) = (OnceLock::new(), OnceCell::new());
+        Tasks(Arc::new(Inner { store: store.clone(), engine, keys, waiting, taking }))
+    }
+
+    /// The tasks belong to the traces of this engine.
+    pub(crate) fn have_traces_of(&self, engine: &Engine) {
+        self.0.engine.get_or_init(|| engine.name().map(Into::into));
+    }
+
+    /// The name of the engine, if it has one.
+    pub(crate) fn engine_name(&self) -> Option<&str> {
+        self.0.engine.get()?.as_deref()
     }
 
     pub(crate) fn waiting(&self) -> &Waiting {
@@ -494,6 +512,9 @@ impl Tasks {
 
     /// Tells those in this process that wait for what has happened.
     fn told_of(&self, before: &Task, task: &Task) {
+        if before.ended().is_none() && task.ended().is_some() {
+            spans::task_ended(self.engine_name(), task);
+        }
         match (&before.state, &task.state) {
             (TaskState::Open { .. }, TaskState::Open { .. }) => {}
             (_, TaskState::Open { due }) if *due <= self.now() => self.0.waiting.arrived(&task.kind),

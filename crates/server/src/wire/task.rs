@@ -6,6 +6,7 @@ use latchwork::Value;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
+use crate::spans;
 use crate::tasks::{self, Lease, Take, TaskError, TaskFailure, TaskRetry, TaskState};
 use crate::wire::problem::{Problem, ProblemCode};
 use crate::wire::time::{TimeWire, duration, millis};
@@ -252,6 +253,10 @@ pub(crate) struct TaskWire {
     /// Why it was cancelled.
     #[schema(required)]
     reason: Option<String>,
+    /// The header `traceparent` of W3C Trace Context under which a worker does it. It is there when the worker takes
+    /// the task, if the server makes traces.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    traceparent: Option<String>,
 }
 
 /// Why an attempt at a task has failed.
@@ -300,7 +305,16 @@ impl From<tasks::Task> for TaskWire {
             output,
             failure,
             reason,
+            traceparent: None,
         }
+    }
+}
+
+impl TaskWire {
+    /// As the worker gets it that takes it.
+    pub(crate) fn taken(tasks: &tasks::Tasks, task: tasks::Task) -> TaskWire {
+        let traceparent = spans::traceparent_of_task(tasks.engine_name(), &task);
+        TaskWire { traceparent, ..TaskWire::from(task) }
     }
 }
 

@@ -15,7 +15,10 @@ use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
+use tracing::field::Empty;
+use tracing::{Instrument, Span};
 
+use crate::spans;
 use crate::workers::endpoint::{Endpoint, EndpointPlace};
 use crate::workers::signature::{SignedAs, sign};
 
@@ -58,8 +61,6 @@ pub(super) enum NextCall {
 impl Endpoint {
     /// Calls the endpoint once.
     pub(super) async fn call(&self, env: &Env, work: &Assignment) -> Result<Value, CallFailed> {
-        let again =
-            |message: String, code: &str| CallFailed { message, code: code.into(), next: NextCall::Again(None) };
         let body = serde_json::to_vec(work).map_err(|error| CallFailed {
             message: error.to_string(),
             code: "endpoint-request".into(),
@@ -67,14 +68,37 @@ impl Endpoint {
         })?;
         // Permits are never closed.
         let _permit = self.permits().acquire().await;
+        let span = self.span_of(work);
+        let called = self.answer(env, work, body.into(), &span).instrument(span.clone()).await;
+        if let Err(failed) = &called {
+            span.record("error", &failed.message);
+        }
+        called
+    }
+
+    /// The path is not told: it may hold a secret.
+    fn span_of(&self, work: &Assignment) -> Span {
+        let EndpointPlace { host, port, .. } = self.place();
+        let (status, error) = (Empty, Empty);
+        tracing::debug_span!("call", method = "POST", host, port, attempt = work.attempt, status, error)
+    }
+
+    /// Sends the call, and makes sense of its answer.
+    async fn answer(&self, env: &Env, work: &Assignment, body: Bytes, span: &Span) -> Result<Value, CallFailed> {
+        let again =
+            |message: String, code: &str| CallFailed { message, code: code.into(), next: NextCall::Again(None) };
         let authority = &self.place().authority;
         let timeout = self.limits().timeout;
+        let traceparent = spans::context_of(span).map(|context| context.to_string());
         let answered = tokio::select! {
-            answered = self.send(env, work, body.into()) => answered,
+            answered = self.send(env, work, body, traceparent) => answered,
             () = env.sleep(timeout) => {
                 return Err(again(format!("{authority} did not answer within {timeout:?}"), "endpoint-timeout"));
             }
         };
+        if let Ok((status, ..)) = &answered {
+            span.record("status", status.as_u16());
+        }
         match answered {
             Ok((status, headers, body)) => understood(authority, status, &headers, &body, env.now()),
             Err(Broken::TooLarge) => {
@@ -87,7 +111,13 @@ impl Endpoint {
         }
     }
 
-    async fn send(&self, env: &Env, work: &Assignment, body: Bytes) -> Result<(StatusCode, HeaderMap, Bytes), Broken> {
+    async fn send(
+        &self,
+        env: &Env,
+        work: &Assignment,
+        body: Bytes,
+        traceparent: Option<String>,
+    ) -> Result<(StatusCode, HeaderMap, Bytes), Broken> {
         let place = self.place();
         let stream = connect(place).await.map_err(|error| Broken::Connection(error.to_string()))?;
         let broken = |error: hyper::Error| Broken::Connection(error.to_string());
@@ -106,6 +136,7 @@ impl Endpoint {
             .header("webhook-id", id)
             .header("webhook-timestamp", timestamp);
         let request = signature.into_iter().fold(request, |request, it| request.header("webhook-signature", it));
+        let request = traceparent.into_iter().fold(request, |request, it| request.header("traceparent", it));
         let request = request.body(Full::new(body)).map_err(|error| Broken::Connection(error.to_string()))?;
         let (parts, body) = sender.send_request(request).await.map_err(broken)?.into_parts();
         let read = Limited::new(body, self.limits().answer_bytes).collect().await.map_err(|error| {

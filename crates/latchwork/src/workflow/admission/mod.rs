@@ -25,6 +25,7 @@ use crate::lane::{Lanes, Part, Turn};
 use crate::node::Node;
 use crate::store::{Commit, ErrorKind, Order, Outcome, StoreError, View};
 use crate::workflow::definition::Definition;
+use crate::workflow::engine::spans::Birth;
 use crate::workflow::engine::{Engine, EngineInner};
 use crate::workflow::stored::record::{Admission, Execution, StoredStatus};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
@@ -327,10 +328,10 @@ impl EngineInner {
         let part = self.at_record(id, Some(rev));
         let (part, due) = crate::workflow::run::with_record(self, part, id, Some(&before), &mut after, None);
         let part = closing.parts.into_iter().fold(part, Part::and);
-        let (engine, id, workflow) = (self.clone(), id.clone(), before.workflow);
+        let (engine, id, birth) = (self.clone(), id.clone(), Birth::of(&before));
         Ok(part.then(move |_| {
             due.into_iter().for_each(|due| engine.removals.set(&id, due));
-            engine.metrics.ended(&workflow, &status);
+            engine.tell_end(&id, &birth, &status);
             engine.ended(&id, Some(status));
         }))
     }

@@ -395,7 +395,8 @@ where
             beats: beats.clone().unwrap_or_else(|| Beats::new(run, place, entry)),
             recorder: recorder.clone(),
         };
-        let span = tracing::info_span!("step", name = &*self.name, attempt = entry.attempts);
+        let error = tracing::field::Empty;
+        let span = tracing::info_span!("step", name = &*self.name, attempt = entry.attempts, error);
         let mut body = std::pin::pin!(caught(|| self.body.run(attempt)));
         let left = self.ends(entry).map(|end| Duration::from_micros(end.0.saturating_sub(run.env().now().0)));
         let limit = [self.timeout, left].into_iter().flatten().min();
@@ -432,7 +433,11 @@ where
             }
             Poll::Pending
         });
-        ended.instrument(span).await
+        let ended = ended.instrument(span.clone()).await;
+        if let AttemptEnd::By(Err(failure)) = &ended {
+            span.record("error", failure.message());
+        }
+        ended
     }
 }
 

@@ -9,6 +9,7 @@ pub(crate) mod post;
 pub(crate) mod recover;
 pub(crate) mod rehearsal;
 pub(crate) mod remove;
+pub(crate) mod spans;
 pub(crate) mod start;
 pub(crate) mod supersede;
 
@@ -86,6 +87,7 @@ impl Drop for StopWithRuntime {
 #[must_use = "an engine does nothing until it is started"]
 pub struct EngineBuilder {
     pub(crate) source: StoreSource,
+    name: Option<Arc<str>>,
     pub(crate) definitions: Vec<Arc<Definition>>,
     on_step: Option<OnStep>,
     most_crashes: u32,
@@ -117,6 +119,8 @@ impl StoreSource {
 }
 
 pub(crate) struct EngineInner {
+    /// What its spans and log lines call it.
+    pub(crate) name: Option<Arc<str>>,
     pub(crate) store: Store,
     /// True if the engine has opened the store.
     pub(crate) owns_store: bool,
@@ -268,7 +272,23 @@ impl EngineSpaces {
 impl EngineBuilder {
     fn new(source: StoreSource) -> EngineBuilder {
         let (definitions, rehearsal) = (Vec::new(), Rehearsal::default());
-        EngineBuilder { source, definitions, on_step: None, most_crashes: 10, rehearsal, idle: false, node: None }
+        let (name, on_step, node) = (None, None, None);
+        EngineBuilder { source, name, definitions, on_step, most_crashes: 10, rehearsal, idle: false, node }
+    }
+
+    /// The name of the engine in its spans, for a program that runs several. It is not stored.
+    ///
+    /// ```
+    /// # use latchwork::store::Store;
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(store: &Store) -> Result<()> {
+    /// let engine = Engine::on(store).name("billing").start().await?;
+    /// assert_eq!(engine.name(), Some("billing"));
+    /// # Ok(()) }
+    /// ```
+    pub fn name(mut self, name: impl Into<Arc<str>>) -> EngineBuilder {
+        self.name = Some(name.into());
+        self
     }
 
     /// Registers a workflow, so that its executions can run here.
@@ -393,6 +413,7 @@ impl EngineBuilder {
         let (suspects, suspected) = mpsc::unbounded_channel();
         let (news, told) = mpsc::unbounded_channel();
         let inner = Arc::new(EngineInner {
+            name: self.name,
             node,
             store,
             owns_store,
@@ -553,6 +574,11 @@ impl Engine {
         let mut builder = EngineBuilder { definitions, ..Engine::on(store) };
         builder.rehearsal.is_replay = true;
         builder.start().await
+    }
+
+    /// The name that the engine was given, if it has one.
+    pub fn name(&self) -> Option<&str> {
+        self.inner.name.as_deref()
     }
 
     /// The store that the engine uses.

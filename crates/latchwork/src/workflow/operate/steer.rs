@@ -12,6 +12,7 @@ use crate::lock::Owner;
 use crate::store::{Check, ErrorKind, Generation, Rev, Timestamp};
 use crate::workflow::admission::QueuePosition;
 use crate::workflow::engine::handle::Handle;
+use crate::workflow::engine::spans::Birth;
 use crate::workflow::engine::supersede::Marked;
 use crate::workflow::engine::{Engine, EngineInner};
 use crate::workflow::operate::history::ExecutionState;
@@ -431,7 +432,7 @@ impl EngineInner {
         if !after.status.is_terminal() {
             self.spawn_load(id);
         }
-        self.metrics.ended(&before.workflow, status);
+        self.tell_end(id, &Birth::of(&before), status);
         self.ended(id, Some(status.clone()));
         Ok(true)
     }

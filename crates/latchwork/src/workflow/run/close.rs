@@ -12,6 +12,7 @@ use crate::store::{Commit, ErrorKind, Order, Outcome, StoreError, Write};
 use crate::workflow::admission::EndLane;
 use crate::workflow::engine::EngineInner;
 use crate::workflow::engine::post::Mail;
+use crate::workflow::engine::spans::Birth;
 use crate::workflow::run::{CommitOutcome, NextState, RefusalVerdict, Run, Stop};
 use crate::workflow::stored::kept::{self, MessageBody};
 use crate::workflow::stored::record::{Close, Execution, StoredStatus};
@@ -76,6 +77,7 @@ impl Run {
             NextState::Continues(_) => None,
             _ => return self.commit(next).await,
         };
+        let birth = self.with(|state| Birth::of(state.known.stored()));
         // Its pending effects on other records may delay the lane of its end, so it is committed alone.
         let mut how = How { is_alone: self.with(|state| state.has_effects()), ..How::default() };
         loop {
@@ -102,7 +104,7 @@ impl Run {
             match outcome {
                 Ok(Outcome::Applied(receipt)) => {
                     self.landed(boarded, &receipt);
-                    status.iter().for_each(|status| self.engine.metrics.ended(&self.definition.name, status));
+                    status.iter().for_each(|status| self.engine.tell_end(&self.id, &birth, status));
                     placed.into_iter().for_each(|(rest, place)| rest.land(place.landing(&receipt)));
                     return Ok(());
                 }

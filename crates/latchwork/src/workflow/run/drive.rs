@@ -51,7 +51,7 @@ impl EngineInner {
                 state.residency.set_fresh();
             }
         });
-        let span = tracing::info_span!("execution", workflow = run.definition.name, %id);
+        let span = self.span_of(&run);
         let Some(runtime) = self.node.runtime.handle() else { return false };
         let task = runtime.spawn(drive(run.clone()).instrument(span));
         // The task removes itself under this lock, so it cannot be gone before it is inserted.

@@ -10,6 +10,7 @@ use latchwork::workflow::{SendSignal, SendUpdate};
 
 use crate::api::Namespace;
 use crate::calls::Call;
+use crate::spans;
 use crate::wire::answers::NoSuchExecution;
 use crate::wire::problem::{Problem, ProblemShape};
 use crate::wire::request::{JsonBody, PathParams, QueryParams, json_answer, json_answer_at};
@@ -38,6 +39,7 @@ pub(super) async fn signal_execution(
     call: Call,
     JsonBody(NewSignal { name, payload, id: signal }): JsonBody<NewSignal>,
 ) -> Result<Response, Problem> {
+    spans::link_to_execution(namespace.engine(), &id);
     let send = namespace.engine().signal(id, &name, &payload);
     // All attempts at a call send one signal: its id is that of the call.
     let signal = signal.or(call.id().map(|call| call.to_string()));
@@ -70,6 +72,7 @@ pub(super) async fn update_execution(
     JsonBody(NewUpdate { name, request, id: update }): JsonBody<NewUpdate>,
 ) -> Result<Response, Problem> {
     let wait = asked(&namespace, wait.as_deref())?;
+    spans::link_to_execution(namespace.engine(), &id);
     let send = namespace.engine().update::<Value>(id, &name, &request);
     // All attempts at a call send one update: its id is that of the call.
     let update = update.or(call.id().map(|call| call.to_string()));
