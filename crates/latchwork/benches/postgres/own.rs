@@ -45,7 +45,7 @@ pub(crate) fn own(runtime: &Runtime, report: &Report) {
         for _ in 0..rounds {
             theirs.push(pgbench(
                 &server,
-                "UPDATE changed SET version = version + 1 WHERE id = :id % 1000 + 1;",
+                "UPDATE changed SET version = version + 1 WHERE id = :id::bigint % 1000 + 1;",
                 seconds,
             ));
             ours.push(runtime.block_on(transitions(&store, &mut next, Duration::from_secs(seconds))));

@@ -70,6 +70,8 @@ struct Shared {
     turn: AtomicUsize,
     /// The newest generation that this process knows of.
     latest: watch::Sender<Generation>,
+    /// When the server was last asked for it, on the monotonic clock.
+    asked_head: Mutex<Duration>,
     closed: AtomicBool,
     /// With the generation of the declaration that they are from.
     rules: Mutex<BTreeMap<SpaceId, (Rules, Generation)>>,
@@ -110,6 +112,7 @@ impl Shared {
             readers: (0..options.connections).map(|_| tokio::sync::Mutex::default()).collect(),
             turn: AtomicUsize::new(0),
             latest: watch::Sender::new(Generation(0)),
+            asked_head: Mutex::default(),
             closed: AtomicBool::new(false),
             rules: Mutex::new(Rules::own().map(|(space, rules)| (space, (rules, Generation(0)))).into()),
             pins: Arc::default(),
@@ -124,19 +127,7 @@ impl Shared {
     /// A connection of one's own.
     async fn open(&self) -> Result<Link> {
         let sql = &self.sql;
-        let often = [
-            &sql.lock_head,
-            &sql.heads,
-            &sql.range,
-            &sql.floors,
-            &sql.keep_old,
-            &sql.keep_past,
-            &sql.put,
-            &sql.touch,
-            &sql.advance,
-            &sql.group,
-            &sql.notify,
-        ];
+        let often = [&sql.lock_head, &sql.heads, &sql.range, &sql.floors, &sql.write, &sql.group];
         Link::open(&self.address, if self.is_pooled { &[] } else { &often }).await
     }
 
@@ -175,11 +166,21 @@ impl Shared {
 
     /// The newest generation, and that of the newest declaration.
     async fn head(&self) -> Result<(Generation, Generation)> {
+        *self.asked_head.lock() = self.env.monotonic();
         let rows = self.ask(&self.sql.head, &[]).await?;
         let row = rows.first().ok_or_else(|| StoreError::corrupt("table head", "it has no row"))?;
         let (latest, declared) = (row.get::<_, i64>(0) as u64, row.get::<_, i64>(1) as u64);
         self.saw(Generation(latest));
         Ok((Generation(latest), Generation(declared)))
+    }
+
+    /// Reads the head, unless it was asked for so short a time ago: then the answer tells those that wait.
+    async fn head_unless_asked(&self, within: Duration) -> Result<()> {
+        let asked = *self.asked_head.lock();
+        if self.env.monotonic().saturating_sub(asked) < within {
+            return Ok(());
+        }
+        self.head().await.map(drop)
     }
 
     async fn latest(&self) -> Result<Generation> {
@@ -219,7 +220,8 @@ impl Shared {
         })
     }
 
-    /// Waits for a generation. A notification that was lost only delays: the store is asked now and then.
+    /// Waits for a generation. A notification that was lost only delays: the store is asked now and then, by one of
+    /// those that wait.
     async fn newer(&self, than: Generation) -> Result<Generation> {
         let mut latest = self.latest.subscribe();
         let poll = if self.is_pooled { Duration::from_secs(1) } else { Duration::from_secs(5) };
@@ -233,7 +235,7 @@ impl Shared {
             }
             tokio::select! {
                 _ = latest.changed() => {}
-                () = self.env.sleep(poll) => match self.head().await {
+                () = self.env.sleep(poll) => match self.head_unless_asked(poll / 2).await {
                     Err(error) if !error.is_passing() => return Err(error),
                     // A server that cannot be reached is asked again.
                     _ => {}

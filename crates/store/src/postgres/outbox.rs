@@ -101,7 +101,7 @@ impl Postgres {
 
     /// Waits until there may be new rows. A notification that was lost only delays.
     pub async fn outbox_changed(&self) {
-        let poll = if self.shared.is_pooled { Duration::from_secs(1) } else { Duration::from_secs(5) };
+        let poll = if self.shared.is_pooled { Duration::from_secs(1) } else { Duration::from_secs(30) };
         tokio::select! {
             () = self.shared.outbox.notified() => {}
             () = self.shared.env.sleep(poll) => {}

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use futures_util::future::{join, try_join, try_join3};
+use futures_util::future::{try_join, try_join3};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, RwLock, Semaphore};
 use tokio_postgres::{CancelToken, Statement};
@@ -17,10 +17,13 @@ use crate::postgres::writer::{DecidedGroup, FIRST_PAUSE, Job, LAST_PAUSE, Troubl
 use crate::postgres::{PostgresBackend, Shared};
 use crate::{Commit, Outcome, Receipt, Refusal, Result, Store, StoreError, Uuid};
 
-/// How the user's transaction begins: what earlier SQL left on the connection does not count, and the connection string
-/// does. The name of the transaction is a setting that ends with it: so a `COMMIT` in the user's SQL is noticed.
-const BEGIN: &str = "SET SESSION AUTHORIZATION DEFAULT; RESET ROLE; RESET ALL;
-     BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;";
+/// How the user's transaction begins. The name of the transaction is a setting that ends with it: so a `COMMIT` in the
+/// user's SQL is noticed.
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;";
+
+/// What earlier SQL left on the connection does not count, and the connection string does. Behind a pooler, a
+/// connection of the server may come from another program: there, this comes before each transaction.
+const RESET: &str = "SET SESSION AUTHORIZATION DEFAULT; RESET ROLE; RESET ALL;";
 
 /// What ends the user's part. Constraints that wait for the end are checked before the store's row is locked, with the
 /// role that the user's SQL has chosen; the store writes with its own. A body does not make the commit less durable
@@ -129,8 +132,9 @@ impl Postgres {
                 None => self.shared.open_slot().await?,
             };
             let name = self.shared.env.uuid().to_string();
-            let begin = format!("{BEGIN} SET LOCAL latchwork.own = '{name}'");
-            match self.shared.in_time(slot.link.run(&begin)).await? {
+            let reset = if self.shared.is_pooled { RESET } else { "" };
+            let begin = format!("{reset} {BEGIN} SET LOCAL latchwork.own = '{name}'");
+            match self.shared.in_time(slot.link.drive(slot.link.run(&begin))).await? {
                 Ok(()) => return Ok(SqlTransaction::new(self, slot, name, permit)),
                 Err(error) if is_new => return Err(failed("begin a transaction on", &error)),
                 // The connection was lost while it was not in use.
@@ -227,8 +231,8 @@ impl SqlTransaction {
     /// Ends the transaction without its changes.
     pub async fn roll_back(mut self) {
         let Some(slot) = self.open.slot.write().await.take() else { return };
-        self.postgres.shared.roll_back(slot).await;
-        self.permit = None;
+        let permit = self.permit.take();
+        self.postgres.shared.roll_back(slot, permit).await;
     }
 
     /// Decides the commit and writes it in this transaction, and commits both. A connection that is lost meanwhile does
@@ -245,24 +249,40 @@ impl SqlTransaction {
         }
         let Some(slot) = self.open.slot.write().await.take() else { return Ok(SqlEnded::RolledBack(SqlError::Ended)) };
         let shared = self.postgres.shared.clone();
-        let ended = shared.end_own(slot, &self.open.name, commit).await;
-        self.permit = None;
-        ended
+        let permit = self.permit.take();
+        shared.end_own(slot, &self.open.name, commit, permit).await
     }
 }
 
 impl Shared {
     /// Rolls back, and keeps the connection if it is still good.
-    async fn roll_back(&self, slot: Slot) {
-        let ended = try_join(slot.link.run("ROLLBACK"), slot.link.run(CLEAN));
-        if let Ok(Ok(_)) = self.in_time(ended).await {
-            self.slots.give_back(slot);
+    async fn roll_back(self: &Arc<Self>, slot: Slot, permit: Option<OwnedSemaphorePermit>) {
+        if let Ok(Ok(())) = self.in_time(slot.link.drive(slot.link.run("ROLLBACK"))).await {
+            self.clean(slot, permit);
         }
     }
 
-    async fn end_own(&self, mut slot: Slot, name: &str, commit: Commit) -> Result<SqlEnded> {
+    /// Cleans a connection that is in no transaction, and keeps it. No caller waits for that.
+    fn clean(self: &Arc<Self>, slot: Slot, permit: Option<OwnedSemaphorePermit>) {
+        let shared = self.clone();
+        tokio::spawn(async move {
+            let clean = format!("{RESET} {CLEAN}");
+            if let Ok(Ok(())) = shared.in_time(slot.link.run(&clean)).await {
+                shared.slots.give_back(slot);
+            }
+            drop(permit);
+        });
+    }
+
+    async fn end_own(
+        self: &Arc<Self>,
+        mut slot: Slot,
+        name: &str,
+        commit: Commit,
+        permit: Option<OwnedSemaphorePermit>,
+    ) -> Result<SqlEnded> {
         if self.is_closed() {
-            self.roll_back(slot).await;
+            self.roll_back(slot, permit).await;
             return Err(StoreError::Closed);
         }
         slot.number += 1;
@@ -272,41 +292,37 @@ impl Shared {
         let told = |error: &tokio_postgres::Error| *cause.lock() = Some(SqlError::of(error));
         let begin = async { link.run(USER_ENDS).await.inspect_err(told) };
         let lock = async {
-            let head = link.query(&self.sql.lock_own_head, &[&name]).await.inspect_err(told)?;
+            let head = link.query(&self.sql.lock_own_head, &[&self.process, &name]).await.inspect_err(told)?;
             is_open.store(!head.is_empty(), Ordering::SeqCst);
             Ok(head)
         };
-        let gathered = self.in_time(gather(self, link, &job, (begin, lock))).await;
-        let (mut facts, time, declared) = match gathered {
+        let gathered = self.in_time(link.drive(gather(self, link, &job, (begin, lock)))).await;
+        let (mut facts, last) = match gathered {
             _ if !is_open.load(Ordering::SeqCst) => {
-                self.roll_back(slot).await;
+                self.roll_back(slot, permit).await;
                 return Ok(SqlEnded::RolledBack(SqlError::EndedByBody));
             }
             Ok(Ok(gathered)) => gathered,
             Ok(Err(Trouble::Failed(error) | Trouble::Rejected(error) | Trouble::Unknown(error, _))) => {
-                self.roll_back(slot).await;
+                self.roll_back(slot, permit).await;
                 return Ok(SqlEnded::RolledBack(cause.lock().take().unwrap_or(SqlError::Store(error))));
             }
             Err(error) => return Ok(SqlEnded::RolledBack(SqlError::Store(error))),
         };
-        let decided = decide(self, &job, &mut facts, time, declared);
+        let decided = decide(self, &job, &mut facts, last);
         let is_to_land = matches!(&decided.answers[..], [Ok(Outcome::Applied(receipt))] if !receipt.repeated);
         if !is_to_land {
             // A commit that has landed before under the same id: so has the SQL that was with it.
-            self.roll_back(slot).await;
+            self.roll_back(slot, permit).await;
             return self.told_own(decided);
         }
-        // Sent together. Whether it is clean says nothing of what has landed.
-        let sent = self.in_time(join(self.write_own(&slot, &decided), slot.link.run(CLEAN))).await;
-        match sent {
-            Ok((Ok(()), cleaned)) => {
-                if cleaned.is_ok() {
-                    self.slots.give_back(slot);
-                }
+        match self.in_time(slot.link.drive(self.write_own(&slot, &decided))).await {
+            Ok(Ok(())) => {
+                self.clean(slot, permit);
                 self.told_own(decided)
             }
-            Ok((Err(error), _)) if is_refusal(&error) => {
-                self.roll_back(slot).await;
+            Ok(Err(error)) if is_refusal(&error) => {
+                self.roll_back(slot, permit).await;
                 Ok(SqlEnded::RolledBack(SqlError::of(&error)))
             }
             _ => self.look_up_own((slot.id, slot.number), decided).await,
@@ -330,7 +346,8 @@ impl Shared {
             let asked = async {
                 let link = self.open().await?;
                 let ask = async {
-                    let begun = try_join(link.run(super::writer::BEGIN), link.query(&self.sql.lock_head, &[]));
+                    let process: [Param<'_>; 1] = [&self.process];
+                    let begun = try_join(link.run(super::writer::BEGIN), link.query(&self.sql.lock_head, &process));
                     let asked: [Param<'_>; 1] = [&id];
                     let landed = link.query(&self.sql.landed, &asked);
                     let (_, landed, ()) = try_join3(begun, landed, link.run("COMMIT")).await?;

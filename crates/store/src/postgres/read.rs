@@ -136,7 +136,9 @@ impl Shared {
 
     pub(super) async fn changes(&self, range: Range, after: Generation, limit: usize) -> Result<Changes> {
         self.check(range.space(), after)?;
-        let latest = self.latest().await?;
+        // What was seen has landed.
+        let seen = self.seen();
+        let latest = if seen > after { seen } else { self.latest().await? };
         if after >= latest || limit == 0 {
             return Ok(Changes { commits: Vec::new(), through: after });
         }
@@ -144,10 +146,13 @@ impl Shared {
         let mut changes = Changes { commits: Vec::new(), through: latest };
         let mut from = signed(after);
         loop {
-            let rows = self.read(range.space(), after, &self.sql.touched, &[&space, &from, &to, &page]).await?;
+            let mut rows = self.ask(&self.sql.touched, &[&space, &from, &to, &page]).await?;
+            let floor = rows.first().and_then(|row| row.get::<_, Option<i64>>(4));
+            floor.into_iter().for_each(|floor| self.learn_floor(range.space(), Generation(floor as u64)));
+            self.check(range.space(), after)?;
+            rows.retain(|row| row.get::<_, Option<i64>>(0).is_some());
             let commits = self.commits(&range, &rows).await?;
-            // What the commits wrote was read after the floor was.
-            self.refresh_floor(range.space()).await?;
+            // The floor was read again with what the commits wrote.
             self.check(range.space(), after)?;
             for committed in commits {
                 changes.through = committed.generation;
@@ -178,7 +183,16 @@ impl Shared {
         if keys.is_empty() {
             return Ok(Vec::new());
         }
-        let found = self.ask(&self.sql.changed, &[&keys, &at]).await?;
+        let number = i64::from(range.space().0);
+        let found = self.ask(&self.sql.changed, &[&keys, &at, &number]).await?;
+        match found.first() {
+            Some(row) => {
+                let floor = row.get::<_, Option<i64>>(5);
+                floor.into_iter().for_each(|floor| self.learn_floor(range.space(), Generation(floor as u64)));
+            }
+            // All of it was dropped meanwhile.
+            None => self.refresh_floor(range.space()).await?,
+        }
         let mut versions: BTreeMap<(u64, Key), Version> = BTreeMap::new();
         for row in &found {
             let (key, version) = version_of(row)?;

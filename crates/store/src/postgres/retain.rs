@@ -6,7 +6,6 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use futures_util::future::try_join;
 use parking_lot::Mutex;
 use tokio_postgres::Row;
 
@@ -23,6 +22,10 @@ const SLICE: i64 = 2000;
 
 /// How many commits are made at the most before the clean-up looks again.
 const OFTEN: u64 = 2000;
+
+/// After fewer commits than this, the clean-up waits for so many renewals of the lease.
+const FEW: u64 = 100;
+const SELDOM: u32 = 15;
 
 /// So many forgotten commits, and this part of what the tables hold, are vacuumed. Autovacuum looks once a minute:
 /// under load, the tables would grow by all that is written in that time.
@@ -124,19 +127,18 @@ impl Shared {
     }
 
     async fn write_row(&self, link: &Link) -> Result<()> {
-        // Floors are raised under the same lock, by any process.
-        let begun = try_join(link.run(BEGIN), link.query(&self.sql.share_store, &[])).await;
-        begun.map_err(|error| failed("write to", &error))?;
         let (oldest, views) = {
-            let (seen, pins) = (self.seen(), self.pins.lock());
+            let (seen, mut pins) = (self.seen(), self.pins.lock());
             let oldest = pins.local.keys().next().copied().unwrap_or(seen).min(seen);
+            // A view of an older generation that is opened from now on waits for a row of its own.
+            pins.stored = pins.stored.map(|stored| stored.max(oldest));
             (oldest, pins.local.values().sum::<usize>() as i64)
         };
         let (process, lease, signed) = (self.process, self.lease.as_secs_f64(), signed(oldest));
         let row: [Param<'_>; 4] = [&process, &signed, &views, &lease];
-        let written = try_join(link.query(&self.sql.renew, &row), link.run("COMMIT")).await;
-        written.map_err(|error| failed("write to", &error))?;
+        let head = link.query(&self.sql.renew, &row).await.map_err(|error| failed("write to", &error))?;
         self.pins.lock().stored = Some(oldest);
+        head.iter().for_each(|row| self.saw(Generation(row.get::<_, i64>(0) as u64)));
         Ok(())
     }
 
@@ -220,12 +222,12 @@ impl Shared {
         link.query(&self.sql.raise, &[&spaces, &floors]).await.map_err(error)?;
         link.query(&self.sql.forget_writers, &[]).await.map_err(error)?;
         // Also those of spaces that keep everything by now.
-        let raised = link.query(&self.sql.floors, &[]).await.map_err(error)?;
+        let raised = link.query(&self.sql.floors_due, &[]).await.map_err(error)?;
         link.run("COMMIT").await.map_err(error)?;
         self.saw(latest);
         self.learn_floors(&raised);
         let mut left = SLICE;
-        for row in &raised {
+        for row in raised.iter().filter(|row| row.get(2)) {
             let (space, floor) = (SpaceId(row.get::<_, i64>(0) as u32), row.get::<_, i64>(1));
             left -= self.drop_below(link, space, floor, rules.get(&space).copied().unwrap_or_default(), left).await?;
             if left <= 0 {
@@ -350,19 +352,18 @@ impl Shared {
 
 /// Renews the row of the process and cleans up, until the store is closed or dropped.
 pub(super) async fn keep(shared: Weak<Shared>) {
-    let mut cleaned = Generation(0);
+    let (mut cleaned, mut renewals) = (Generation(0), 0);
     loop {
         let Some(store) = shared.upgrade().filter(|shared| !shared.is_closed()) else { return };
-        // Commits of others are not always notified.
-        let _ = store.head().await;
         let seen = store.seen();
-        // An idle store only renews its lease.
-        let worked = if seen > cleaned { store.maintain().await } else { store.renew().await.map(|()| false) };
+        // A store that is idle, or nearly so, mostly renews its lease.
+        let is_due = seen.0 >= cleaned.0 + FEW || (seen > cleaned && renewals >= SELDOM);
+        let worked = if is_due { store.maintain().await } else { store.renew().await.map(|()| false) };
         store.vacuum_if_due();
         let (pause, often) = match worked {
             Ok(true) => (Duration::from_millis(10), u64::MAX),
             Ok(false) => {
-                cleaned = seen;
+                (cleaned, renewals) = if is_due { (seen, 0) } else { (cleaned, renewals + 1) };
                 (store.pace, cleaned.0 + OFTEN)
             }
             Err(_) => (store.pace.min(AGAIN), u64::MAX),

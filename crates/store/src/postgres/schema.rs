@@ -49,17 +49,29 @@ const VISIBLE: &str = "SELECT key, rev, generation, time_us, value FROM (
      ORDER BY key {order} LIMIT $4)
  ) AS visible ORDER BY key {order} LIMIT $4";
 
+/// What a transaction of the store needs whatever the defaults of the role are: an answer means that the commit is
+/// durable, and a default that waits for more is kept; a process that is gone without a word gives its locks back.
+pub(super) const SETTINGS: &str = "set_config('idle_in_transaction_session_timeout', '10s', true),
+   CASE WHEN current_setting('synchronous_commit') <> 'remote_apply' THEN
+     set_config('synchronous_commit', 'on', true) END";
+
+/// Whether other processes listen. One that comes later asks for the newest generation when it listens; in the worst
+/// case it polls.
+const OTHERS: &str = "EXISTS (SELECT 1 FROM {s}.pins WHERE process <> $1)";
+
 statements! {
     opened() =
         "SELECT version, identity FROM {s}.store";
     has_schema(TEXT) =
         "SELECT 1 FROM pg_namespace WHERE nspname = $1";
-    lock_head() =
-        "SELECT generation, time_us, declared FROM {s}.head FOR UPDATE";
+    /// Also tells whether other processes use the store, and settles what a transaction of the writer needs: see
+    /// [`SETTINGS`].
+    lock_head(UUID) =
+        format!("SELECT generation, time_us, declared, {OTHERS}, {SETTINGS} FROM {{s}}.head FOR UPDATE");
     /// Finds no row outside of the transaction of this name.
-    lock_own_head(TEXT) =
-        "SELECT generation, time_us, declared FROM {s}.head
-         WHERE current_setting('latchwork.own', true) = $1 FOR UPDATE";
+    lock_own_head(UUID, TEXT) =
+        format!("SELECT generation, time_us, declared, {OTHERS} FROM {{s}}.head
+         WHERE current_setting('latchwork.own', true) = $2 FOR UPDATE");
     heads(BYTEA_ARRAY, BYTEA, BYTEA) =
         "SELECT key, rev, generation, time_us, value IS NOT NULL,
            CASE WHEN key >= $2 AND key < $3 THEN value END
@@ -72,13 +84,40 @@ statements! {
         "SELECT generation, keys FROM {s}.touched WHERE space = ANY($1) AND generation > $2 LIMIT $3";
     floors() =
         "SELECT space, generation FROM {s}.floors";
-    keep_old(BYTEA_ARRAY, INT8_ARRAY) =
-        "INSERT INTO {s}.past (key, generation, rev, time_us, value, until)
-         SELECT c.key, c.generation, c.rev, c.time_us, c.value, n.until
-         FROM unnest($1::bytea[], $2::bigint[]) AS n (key, until) JOIN {s}.current AS c ON c.key = n.key";
-    keep_past(BYTEA_ARRAY, INT8_ARRAY, INT8_ARRAY, INT8_ARRAY, BYTEA_ARRAY, INT8_ARRAY) =
-        "INSERT INTO {s}.past (key, generation, rev, time_us, value, until)
-         SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bytea[], $6::bigint[])";
+    /// Also whether anything lies below.
+    floors_due() =
+        "SELECT f.space, f.generation, EXISTS (
+           SELECT 1 FROM {s}.touched AS t WHERE t.space = f.space AND t.generation <= f.generation)
+         FROM {s}.floors AS f";
+    /// Everything that a group writes: the overwritten versions, the new ones, the keys of each commit, the head, the
+    /// number of the transaction and the notification. All parts see what was there before.
+    write(
+        BYTEA_ARRAY, INT8_ARRAY, BYTEA_ARRAY, INT8_ARRAY, INT8_ARRAY, INT8_ARRAY, BYTEA_ARRAY, INT8_ARRAY,
+        BYTEA_ARRAY, INT8_ARRAY, INT8_ARRAY, INT8_ARRAY, BYTEA_ARRAY,
+        INT8_ARRAY, INT8_ARRAY, INT8_ARRAY, BYTEA_ARRAY, BYTEA_ARRAY,
+        INT8, INT8, INT8, UUID, INT8, TEXT, TEXT, BOOL
+    ) =
+        "WITH kept AS (
+           INSERT INTO {s}.past (key, generation, rev, time_us, value, until)
+           SELECT c.key, c.generation, c.rev, c.time_us, c.value, n.until
+           FROM unnest($1::bytea[], $2::bigint[]) AS n (key, until) JOIN {s}.current AS c ON c.key = n.key
+           UNION ALL
+           SELECT * FROM unnest($3::bytea[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bytea[], $8::bigint[])
+         ), put AS (
+           INSERT INTO {s}.current (key, rev, generation, time_us, value)
+           SELECT * FROM unnest($9::bytea[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bytea[])
+           ON CONFLICT (key) DO UPDATE SET rev = excluded.rev, generation = excluded.generation,
+             time_us = excluded.time_us, value = excluded.value
+         ), touch AS (
+           INSERT INTO {s}.touched (space, generation, time_us, meta, keys)
+           SELECT * FROM unnest($14::bigint[], $15::bigint[], $16::bigint[], $17::bytea[], $18::bytea[])
+         ), advance AS (
+           UPDATE {s}.head SET generation = $19, time_us = $20, declared = $21
+         ), landed AS (
+           INSERT INTO {s}.writers (writer, number, seen) VALUES ($22, $23, clock_timestamp())
+           ON CONFLICT (writer) DO UPDATE SET number = excluded.number, seen = excluded.seen
+         )
+         SELECT CASE WHEN $26 THEN pg_notify($24, $25) END";
     put(BYTEA_ARRAY, INT8_ARRAY, INT8_ARRAY, INT8_ARRAY, BYTEA_ARRAY) =
         "INSERT INTO {s}.current (key, rev, generation, time_us, value)
          SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bytea[])
@@ -89,11 +128,11 @@ statements! {
          SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::bytea[], $5::bytea[])";
     advance(INT8, INT8, INT8) =
         "UPDATE {s}.head SET generation = $1, time_us = $2, declared = $3";
+    notify(TEXT, TEXT) =
+        "SELECT pg_notify($1, $2)";
     group(UUID, INT8) =
         "INSERT INTO {s}.writers (writer, number, seen) VALUES ($1, $2, clock_timestamp())
          ON CONFLICT (writer) DO UPDATE SET number = excluded.number, seen = excluded.seen";
-    notify(TEXT, TEXT) =
-        "SELECT pg_notify($1, $2)";
     landed(UUID) =
         "SELECT number FROM {s}.writers WHERE writer = $1";
     new_id() =
@@ -122,15 +161,20 @@ statements! {
            UNION ALL
            SELECT key, rev, generation, time_us, value FROM {s}.past WHERE key = $1 AND generation <= $2
          ) AS versions ORDER BY generation DESC LIMIT $3";
+    /// At least one row, whose generation is null if there is no commit. Each has the floor of the space, if it has one.
     touched(INT8, INT8, INT8, INT8) =
-        "SELECT generation, time_us, meta, keys FROM {s}.touched
-         WHERE space = $1 AND generation > $2 AND generation <= $3 ORDER BY generation LIMIT $4";
-    changed(BYTEA_ARRAY, INT8_ARRAY) =
-        "SELECT c.key, c.rev, c.generation, c.time_us, c.value
+        "SELECT t.generation, t.time_us, t.meta, t.keys, (SELECT generation FROM {s}.floors WHERE space = $1)
+         FROM (SELECT 1) AS one LEFT JOIN (
+           SELECT generation, time_us, meta, keys FROM {s}.touched
+           WHERE space = $1 AND generation > $2 AND generation <= $3 ORDER BY generation LIMIT $4
+         ) AS t ON true ORDER BY t.generation";
+    /// Each row has the floor of the space, if it has one.
+    changed(BYTEA_ARRAY, INT8_ARRAY, INT8) =
+        "SELECT c.key, c.rev, c.generation, c.time_us, c.value, (SELECT generation FROM {s}.floors WHERE space = $3)
          FROM unnest($1::bytea[], $2::bigint[]) AS n (key, generation)
          JOIN {s}.current AS c ON c.key = n.key AND c.generation = n.generation
          UNION ALL
-         SELECT p.key, p.rev, p.generation, p.time_us, p.value
+         SELECT p.key, p.rev, p.generation, p.time_us, p.value, (SELECT generation FROM {s}.floors WHERE space = $3)
          FROM unnest($1::bytea[], $2::bigint[]) AS n (key, generation)
          JOIN {s}.past AS p ON p.key = n.key AND p.generation = n.generation";
     before(INT8, INT8_ARRAY, INT8_ARRAY) =
@@ -140,13 +184,14 @@ statements! {
                WHERE t.space = s.space AND t.time_us <= $1 AND t.generation > s.floor
                ORDER BY t.time_us DESC, t.generation DESC LIMIT 1) AS last)
          FROM {s}.head AS h";
+    /// The lock comes first: no process raises floors meanwhile. Gives the newest generation.
     renew(UUID, INT8, INT8, FLOAT8) =
-        "INSERT INTO {s}.pins (process, oldest, views, renewed, lease)
-         VALUES ($1, $2, $3, clock_timestamp(), make_interval(secs => $4))
+        "WITH lock AS MATERIALIZED (SELECT 1 FROM {s}.store FOR SHARE)
+         INSERT INTO {s}.pins (process, oldest, views, renewed, lease)
+         SELECT $1, $2, $3, clock_timestamp(), make_interval(secs => $4) FROM lock
          ON CONFLICT (process) DO UPDATE SET oldest = excluded.oldest, views = excluded.views,
-           renewed = excluded.renewed, lease = excluded.lease";
-    share_store() =
-        "SELECT 1 FROM {s}.store FOR SHARE";
+           renewed = excluded.renewed, lease = excluded.lease
+         RETURNING (SELECT generation FROM {s}.head)";
     forgettable(BYTEA_ARRAY, INT8, BOOL) =
         "SELECT count(*) FROM {s}.current WHERE key = ANY($1) AND generation <= $2 AND ($3 OR value IS NULL)";
     unpin(UUID) =
@@ -155,7 +200,7 @@ statements! {
         "DELETE FROM {s}.pins WHERE renewed + lease < clock_timestamp()";
     /// A statement of its own: what follows sees everything that was committed before the lock was taken.
     lock_store() =
-        "SELECT 1 FROM {s}.store FOR UPDATE";
+        format!("SELECT 1, {SETTINGS} FROM {{s}}.store FOR UPDATE");
     oldest() =
         "SELECT h.generation, h.time_us, (SELECT min(oldest) FROM {s}.pins) FROM {s}.head AS h";
     raise(INT8_ARRAY, INT8_ARRAY) =

@@ -161,7 +161,7 @@ impl SqlTx {
     pub async fn execute(&self, text: &str, params: &[&(dyn ToSql + Sync)]) -> Result<u64, SqlError> {
         let slot = self.open.slot.read().await;
         let slot = used(&slot)?;
-        let answer = async { slot.link.client().execute(&slot.prepared(text).await?, params).await };
+        let answer = slot.link.drive(async { slot.link.client().execute(&slot.prepared(text).await?, params).await });
         self.told(slot, answer.await)
     }
 
@@ -169,7 +169,7 @@ impl SqlTx {
     pub async fn query(&self, text: &str, params: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, SqlError> {
         let slot = self.open.slot.read().await;
         let slot = used(&slot)?;
-        let answer = async { slot.link.client().query(&slot.prepared(text).await?, params).await };
+        let answer = slot.link.drive(async { slot.link.client().query(&slot.prepared(text).await?, params).await });
         self.told(slot, answer.await)
     }
 
@@ -192,7 +192,7 @@ impl SqlTx {
     pub async fn query_typed(&self, text: &str, params: &[(&(dyn ToSql + Sync), Type)]) -> Result<Vec<Row>, SqlError> {
         let slot = self.open.slot.read().await;
         let slot = used(&slot)?;
-        self.told(slot, slot.link.client().query_typed(text, params).await)
+        self.told(slot, slot.link.drive(slot.link.client().query_typed(text, params)).await)
     }
 
     /// Runs several statements without values, separated by semicolons. Never put values into the text: bind them with
@@ -200,6 +200,6 @@ impl SqlTx {
     pub async fn batch_execute(&self, text: &str) -> Result<(), SqlError> {
         let slot = self.open.slot.read().await;
         let slot = used(&slot)?;
-        self.told(slot, slot.link.client().batch_execute(text).await)
+        self.told(slot, slot.link.drive(slot.link.client().batch_execute(text)).await)
     }
 }

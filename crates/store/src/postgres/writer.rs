@@ -35,12 +35,8 @@ pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(10);
 pub(super) const LAST_PAUSE: Duration = Duration::from_secs(1);
 
 /// How a transaction begins. The defaults of the role do not count: conditions are decided after a lock, which needs
-/// READ COMMITTED, and an answer means that the commit is durable; a default that waits for more is kept. A transaction
-/// whose process is gone without a word gives its locks back.
-pub(super) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
-     SELECT set_config('idle_in_transaction_session_timeout', '10s', true),
-       CASE WHEN current_setting('synchronous_commit') <> 'remote_apply' THEN
-         set_config('synchronous_commit', 'on', true) END";
+/// READ COMMITTED. The lock of the head or of the store comes next, with the [settings](super::schema::SETTINGS).
+pub(super) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
 
 /// The answer of the server to a statement.
 pub(super) type Answered<T> = Result<T, tokio_postgres::Error>;
@@ -115,6 +111,17 @@ pub(super) struct DecidedGroup {
     pub(super) answers: Vec<Result<Outcome>>,
     pub(super) applied: Vec<Committed>,
     declared: i64,
+    /// Other processes are told of the group.
+    is_told: bool,
+}
+
+/// What the locked head says of the commits before.
+pub(super) struct Last {
+    time: Timestamp,
+    /// The generation of the newest declaration.
+    declared: i64,
+    /// Other processes use the store.
+    has_others: bool,
 }
 
 /// Why a transaction was not answered.
@@ -231,20 +238,20 @@ impl Writer {
         self.number += 1;
         let (shared, id, number) = (self.shared.clone(), self.id, self.number);
         let link = self.link().await?;
-        let (begin, lock) = (link.run(BEGIN), link.query(&shared.sql.lock_head, &[]));
-        let (mut facts, time, declared) =
-            match shared.in_time(link.drive(gather(&shared, link, group, (begin, lock)))).await {
-                Ok(Ok(facts)) => facts,
-                Ok(Err(trouble)) => {
-                    self.link = None;
-                    return Err(trouble);
-                }
-                Err(error) => {
-                    self.link = None;
-                    return Err(Trouble::Failed(error));
-                }
-            };
-        let decided = decide(&shared, group, &mut facts, time, declared);
+        let process: [Param<'_>; 1] = [&shared.process];
+        let (begin, lock) = (link.run(BEGIN), link.query(&shared.sql.lock_head, &process));
+        let (mut facts, last) = match shared.in_time(link.drive(gather(&shared, link, group, (begin, lock)))).await {
+            Ok(Ok(facts)) => facts,
+            Ok(Err(trouble)) => {
+                self.link = None;
+                return Err(trouble);
+            }
+            Err(error) => {
+                self.link = None;
+                return Err(Trouble::Failed(error));
+            }
+        };
+        let decided = decide(&shared, group, &mut facts, last);
         if decided.applied.is_empty() {
             let ended = shared.in_time(link.drive(link.run("COMMIT"))).await;
             let ended = ended.and_then(|ended| ended.map_err(|error| failed("read from", &error)));
@@ -285,7 +292,7 @@ impl Writer {
         };
         let asked = async {
             link.run(BEGIN).await?;
-            link.query(&shared.sql.lock_head, &[]).await?;
+            link.query(&shared.sql.lock_head, &[&shared.process]).await?;
             let rows = link.query(&shared.sql.landed, &[&id]).await?;
             link.run("COMMIT").await?;
             Ok(rows.first().map(|row| row.get::<_, i64>(0)))
@@ -318,14 +325,13 @@ fn written(write: &crate::Write) -> Option<&Bytes> {
 }
 
 /// Begins, scans the ranges, locks the head, and reads all else that the commits are decided on, in one round trip.
-/// They are sent in this order, so what is read after the lock sees what is committed when the lock is taken. Gives the
-/// facts, the time of the last commit, and the generation of the newest declaration.
+/// They are sent in this order, so what is read after the lock sees what is committed when the lock is taken.
 pub(super) async fn gather(
     shared: &Shared,
     link: &Link,
     group: &[Job],
     (begin, lock): (impl Future<Output = Answered<()>>, impl Future<Output = Answered<Vec<Row>>>),
-) -> Result<(Facts, Timestamp, i64), Trouble> {
+) -> Result<(Facts, Last), Trouble> {
     let needs: Vec<Needs<'_>> = group.iter().map(|job| Needs::of(&job.commit)).collect();
     let mut receipts: Vec<Key> = needs.iter().filter_map(Needs::receipt).collect();
     let mut keys: Vec<&[u8]> = needs.iter().flat_map(Needs::heads).chain(&receipts).map(Key::encoded).collect();
@@ -341,7 +347,8 @@ pub(super) async fn gather(
     let error = |error: tokio_postgres::Error| trouble("read from", &error);
     let (((), mut scanned, head), (heads, since)) = asked.await.map_err(error)?;
     let head = head.first().ok_or_else(|| Trouble::Rejected(StoreError::corrupt("table head", "it has no row")))?;
-    let (generation, time, declared): (i64, i64, i64) = (head.get(0), head.get(1), head.get(2));
+    let (generation, time): (i64, i64) = (head.get(0), head.get(1));
+    let last = Last { time: Timestamp(time as u64), declared: head.get(2), has_others: head.get(3) };
     let mut facts = Facts::new(Generation(generation as u64));
     add_heads(&mut facts, &keys, &receipts, &heads).map_err(Trouble::Rejected)?;
     if shared.breakage.drops_receipts {
@@ -352,7 +359,7 @@ pub(super) async fn gather(
         scanned = ranges.scan(shared, link).await.map_err(error)?;
     }
     ranges.add_to(&mut facts, shared, scanned, &since).map_err(Trouble::Rejected)?;
-    Ok((facts, Timestamp(time as u64), declared))
+    Ok((facts, last))
 }
 
 fn add_heads(facts: &mut Facts, keys: &[&[u8]], receipts: &[Key], rows: &[Row]) -> Result<()> {
@@ -387,8 +394,7 @@ pub(super) fn decide(
     shared: &Shared,
     group: &[Job],
     facts: &mut Facts,
-    mut time: Timestamp,
-    mut declared: i64,
+    Last { mut time, mut declared, has_others }: Last,
 ) -> DecidedGroup {
     let (mut answers, mut applied) = (Vec::with_capacity(group.len()), Vec::new());
     for job in group {
@@ -408,7 +414,7 @@ pub(super) fn decide(
             }
         });
     }
-    DecidedGroup { answers, applied, declared }
+    DecidedGroup { answers, applied, declared, is_told: has_others }
 }
 
 /// The rows of a table, as columns.
@@ -477,31 +483,37 @@ pub(super) async fn write(
     let Some(last) = decided.applied.last() else { return Ok(()) };
     let (generation, time) = (last.generation.0 as i64, last.time.0 as i64);
     let (sql, payload) = (&shared.sql, generation.to_string());
-    let kept = async {
-        let Versions { keys, revs, generations, times, values, until } = &between;
-        if !keys.is_empty() {
-            link.query(&sql.keep_past, &[keys, generations, revs, times, values, until]).await?;
-        }
-        Ok(())
-    };
-    let replaced = async {
-        if !old.is_empty() {
-            link.query(&sql.keep_old, &[&old, &old_until]).await?;
-        }
-        Ok(())
-    };
+    let Versions { keys: past, generations: from, revs: past_revs, times: past_times, values: past_values, until } =
+        &between;
     let Versions { keys: all, revs, generations: made, times: at, values, .. } = &present;
-    let written = async {
-        let put: [Param<'_>; 5] = [all, revs, made, at, values];
-        let touch: [Param<'_>; 5] = [&spaces, &generations, &times, &metas, &keys];
-        try_join(try_join3(replaced, kept, link.query(&sql.put, &put)), link.query(&sql.touch, &touch)).await
-    };
-    let ended = async {
-        let head: [Param<'_>; 3] = [&generation, &time, &decided.declared];
-        let (group, notify): ([Param<'_>; 2], [Param<'_>; 2]) = ([&writer, &number], [&sql.channel, &payload]);
-        let (head, group) = (link.query(&sql.advance, &head), link.query(&sql.group, &group));
-        try_join(try_join3(head, group, link.query(&sql.notify, &notify)), link.run("COMMIT")).await
-    };
-    try_join(written, ended).await?;
+    let params: [Param<'_>; 26] = [
+        &old,
+        &old_until,
+        past,
+        from,
+        past_revs,
+        past_times,
+        past_values,
+        until,
+        all,
+        revs,
+        made,
+        at,
+        values,
+        &spaces,
+        &generations,
+        &times,
+        &metas,
+        &keys,
+        &generation,
+        &time,
+        &decided.declared,
+        &writer,
+        &number,
+        &sql.channel,
+        &payload,
+        &decided.is_told,
+    ];
+    try_join(link.query(&sql.write, &params), link.run("COMMIT")).await?;
     Ok(())
 }

@@ -236,6 +236,36 @@ async fn a_notification_that_is_lost_only_delays_a_watch() {
     assert_eq!(admin.query_one(&lost, &[]).await.unwrap().get::<_, i64>(0), 2, "no notification was sent");
 }
 
+/// The clock of the process that watches stands still, so it never polls.
+#[tokio::test]
+async fn a_process_is_notified_if_it_is_there_and_one_that_is_alone_notifies_nobody() {
+    let (server, fake) = (Server::start(), format!("alone_{}", std::process::id()));
+    let admin = admin(&server).await;
+    let text = format!(
+        "CREATE SCHEMA {fake}; CREATE TABLE {fake}.sent (payload text);
+         CREATE FUNCTION {fake}.pg_notify(text, text) RETURNS void LANGUAGE sql AS
+           $$ INSERT INTO {fake}.sent VALUES ($2); SELECT pg_catalog.pg_notify($1, $2) $$"
+    );
+    admin.batch_execute(&text).await.unwrap();
+    let writing = format!("{} options='-c search_path={fake},pg_catalog'", server.url);
+    let writing = options("notified").connect(&writing).await.unwrap();
+    let space = writing.space(SpaceSpec::new("a").history(History::Forever)).await.unwrap();
+    let put = || Commit::new().put(&space.key("k"), "1");
+    writing.commit(put()).await.unwrap().applied().unwrap();
+    let sent = async || {
+        let sent = format!("SELECT count(*) FROM {fake}.sent");
+        admin.query_one(&sent, &[]).await.unwrap().get::<_, i64>(0)
+    };
+    assert_eq!(sent().await, 0);
+    let watching = options("notified").env(Env::seeded(1).0).connect(&server.url).await.unwrap();
+    let mut watch = watching.watch(space.all(), watching.generation().await.unwrap()).await.unwrap();
+    let watched = tokio::spawn(async move { watch.next().await.unwrap() });
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let receipt = writing.commit(put()).await.unwrap().applied().unwrap();
+    let next = tokio::time::timeout(Duration::from_secs(30), watched).await.expect("it is notified").unwrap();
+    assert_eq!((next.generation, sent().await), (receipt.generation, 1));
+}
+
 /// The clocks of three clients are an hour and a day apart, and one of them is set back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn times_rise_with_generations_whatever_the_clocks_of_clients_say() {
