@@ -2,6 +2,7 @@
 //! commands built on it know routes alone, and a store and a server answer alike.
 
 use anyhow::Result;
+use latchwork::Value;
 use latchwork::entity::EntityError;
 use latchwork::lock::LockError;
 use latchwork::state::StateError;
@@ -48,11 +49,17 @@ pub(crate) async fn with<T>(target: &Target, need: Need, does: impl AsyncFnOnce(
     Ok(done)
 }
 
-/// Explains to those who work on a store why something is not found there: workflows, flows and actions are in the
-/// programs that register them.
+/// Explains on a store why a workflow, a flow or an action is not found there: they are in the programs that register
+/// them.
 pub(crate) fn explained(error: anyhow::Error, client: &Client) -> anyhow::Error {
+    // What is registered, and known by name, is told with the problem.
+    let is_code = |problem: &Problem| {
+        let code = problem.fields.get("problem").and_then(Value::as_str);
+        problem.exit == Exit::NotFound
+            && (code == Some("workflow-not-registered") || problem.fields.contains_key("known"))
+    };
     match error.downcast::<Problem>() {
-        Ok(mut problem) if client.is_here() && problem.exit == Exit::NotFound => {
+        Ok(mut problem) if client.is_here() && is_code(&problem) => {
             problem.message += "; this program registers no code: ask one that does, with --server, or with --store \
                                 on a directory in which it serves its socket";
             problem.into()
