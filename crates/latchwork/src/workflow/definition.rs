@@ -102,7 +102,8 @@ impl WorkflowBuilder {
         self
     }
 
-    /// Breaks the limits on purpose, so that tests can show that they notice: permits are taken in a commit of their own.
+    /// Breaks the limits on purpose, so that tests can show that they notice: permits are taken in a commit of their
+    /// own.
     ///
     /// ```
     /// # use latchwork::workflow::workflow;

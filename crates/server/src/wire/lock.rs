@@ -418,8 +418,8 @@ pub(crate) struct StandingWire {
     pub(crate) request: String,
     /// True if the session holds the lock. Otherwise the request waits in the queue.
     pub(crate) granted: bool,
-    /// The fencing token: larger than that of every earlier grant of the lock. A request that waits has the token that it
-    /// will be granted. With it, the request is released.
+    /// The fencing token: larger than that of every earlier grant of the lock. A request that waits has the token that
+    /// it will be granted. With it, the request is released.
     pub(crate) token: u64,
     /// The number of requests before it in the queue; null if it is granted, or has more than a thousand before it.
     #[schema(required)]
