@@ -316,7 +316,11 @@ fn a_holder_that_is_killed_at_any_moment_leaves_no_command_behind() {
         let written = std::fs::read_to_string(&begun).unwrap_or_default();
         written.lines().map(|line| line.parse().unwrap()).collect()
     };
-    for moment in 0..40 {
+    // Until some commands have begun before the kill.
+    for moment in 0..1000 {
+        if processes().len() >= 10 {
+            break;
+        }
         let mut latch = place.lock_run(&["nightly"], &["sh", "-c", &script]).stderr(Stdio::null()).spawn().unwrap();
         pause(Duration::from_millis(moment));
         signal(latch.id(), "KILL");
