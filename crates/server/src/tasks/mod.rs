@@ -62,10 +62,13 @@ pub(crate) enum TaskError {
 /// The call that a change belongs to, and its answer for the tasks that it has changed. The answer is stored by the
 /// commit of the change, so a call that is repeated finds it, or has changed nothing.
 #[derive(Clone, Default)]
-pub(crate) struct TaskCall(Option<(Call, fn(&[Task]) -> StoredAnswer)>);
+pub(crate) struct TaskCall(Option<(Call, TaskAnswer)>);
+
+/// Makes the answer of the tasks.
+type TaskAnswer = fn(&[Task]) -> StoredAnswer;
 
 impl TaskCall {
-    pub(crate) fn of(call: &Call, answer: fn(&[Task]) -> StoredAnswer) -> TaskCall {
+    pub(crate) fn of(call: &Call, answer: TaskAnswer) -> TaskCall {
         TaskCall(Some((call.clone(), answer)))
     }
 
