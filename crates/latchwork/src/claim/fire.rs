@@ -142,7 +142,8 @@ impl Fire {
 impl Fire {
     /// Sets the idempotency key of this firing. If it is fired again under the key, the action does not run a second
     /// time: the answer is that of the first firing, or [`Fired::Running`] while that goes on. A firing whose process
-    /// died is made again once its claim was released. A step that is not claimed keeps the answer of a transition only.
+    /// died is made again once its claim was released. A step that is not claimed keeps the answer of a transition
+    /// only.
     ///
     /// ```
     /// # use latchwork::claim::{Claims, Result};

@@ -1,4 +1,5 @@
-//! Claims over HTTP. The rules are the library's; `fire.rs` fires steps, `outbox.rs` serves after-effects, and `configuration.rs` looks at configurations.
+//! Claims over HTTP. The rules are the library's; `fire.rs` fires steps, `outbox.rs` serves after-effects, and
+//! `configuration.rs` looks at configurations.
 
 mod configuration;
 mod fire;

@@ -130,8 +130,8 @@ fn is_end(error: &WorkflowError) -> bool {
     matches!(error, Failed { .. } | TimedOut { .. } | Cancelled { .. } | Parked { .. })
 }
 
-/// Fails if the execution that an earlier attempt may have started could have ended and been removed since then: no trace
-/// of it would be left, and it must not be started twice.
+/// Fails if the execution that an earlier attempt may have started could have ended and been removed since then: no
+/// trace of it would be left, and it must not be started twice.
 pub(crate) fn still_kept(namespace: &Namespace, call: &Call, workflow: &str) -> Result<(), Problem> {
     let (Some(began), Some(kept)) = (call.repeated_from(), namespace.engine().keeps(workflow)) else { return Ok(()) };
     if began.plus(kept) > namespace.env().now() {

@@ -1,5 +1,5 @@
-//! Problems that several routes describe alike in the OpenAPI document. Each set is named in the `responses` of a route,
-//! beside what only that route answers. Nothing here is sent.
+//! Problems that several routes describe alike in the OpenAPI document. Each set is named in the `responses` of a
+//! route, beside what only that route answers. Nothing here is sent.
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,6 @@
 //! SIGKILL of a program that mounts the API, under load, with clients that send a call again under its Idempotency-Key
-//! until it is answered: no execution is started twice, no signal is lost or received twice, no claim is made twice, and
-//! no schedule is triggered twice.
+//! until it is answered: no execution is started twice, no signal is lost or received twice, no claim is made twice,
+//! and no schedule is triggered twice.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;

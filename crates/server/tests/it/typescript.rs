@@ -1,5 +1,5 @@
-//! The types of the client for TypeScript, looked at by TypeScript's own compiler. A test that is run by itself installs
-//! it from npm; `LATCHWORK_TSC` names an installed `node_modules`, or is `off`.
+//! The types of the client for TypeScript, looked at by TypeScript's own compiler. A test that is run by itself
+//! installs it from npm; `LATCHWORK_TSC` names an installed `node_modules`, or is `off`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

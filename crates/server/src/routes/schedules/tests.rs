@@ -1,5 +1,5 @@
-//! Changes of schedules whose process dies between the effect and the answer. Another caller does the opposite before the
-//! call is repeated: the repeated call has the first answer, and changes nothing.
+//! Changes of schedules whose process dies between the effect and the answer. Another caller does the opposite before
+//! the call is repeated: the repeated call has the first answer, and changes nothing.
 
 use super::*;
 
@@ -35,8 +35,8 @@ fn delete(namespace: &Namespace, call: Call) -> impl Future<Output = Answered> +
     delete_schedule(State(namespace.clone()), path(), call)
 }
 
-/// Makes a call, and what another caller does after it; then the call again, as if its process had died before the first
-/// answer was stored. Both answers must be the same. Returns it.
+/// Makes a call, and what another caller does after it; then the call again, as if its process had died before the
+/// first answer was stored. Both answers must be the same. Returns it.
 async fn cut_off<F>(
     namespace: &Namespace,
     call: impl Fn(Call) -> F,
