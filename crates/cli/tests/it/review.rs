@@ -28,11 +28,15 @@ pub(crate) fn made(directory: &Path) -> PathBuf {
     let store = directory.join("data");
     block_on(async {
         let engine = Engine::open(&store).register(&refund()).start().await.unwrap();
-        for (id, amount) in [("a", 10), ("b", 20), ("c", 200)] {
+        for (open, (id, amount)) in [("a", 10), ("b", 20), ("c", 200)].into_iter().enumerate() {
             engine.start(&refund(), amount).id(id).await.unwrap();
+            // One after the other, as the lists show them.
+            while engine.reviews().await.unwrap().items.len() <= open {
+                engine.store().env().sleep(Duration::from_millis(5)).await;
+            }
         }
         // They are stored as waiting when they leave memory.
-        while engine.reviews().await.unwrap().items.len() < 3 || engine.residents() > 0 {
+        while engine.residents() > 0 {
             engine.store().env().sleep(Duration::from_millis(5)).await;
         }
         engine.stop();
