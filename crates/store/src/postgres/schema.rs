@@ -161,7 +161,7 @@ statements! {
            UNION ALL
            SELECT key, rev, generation, time_us, value FROM {s}.past WHERE key = $1 AND generation <= $2
          ) AS versions ORDER BY generation DESC LIMIT $3";
-    /// At least one row, whose generation is null if there is no commit. Each has the floor of the space, if it has one.
+    /// At least one row, whose generation is null without a commit. Each has the floor of the space, if there is one.
     touched(INT8, INT8, INT8, INT8) =
         "SELECT t.generation, t.time_us, t.meta, t.keys, (SELECT generation FROM {s}.floors WHERE space = $1)
          FROM (SELECT 1) AS one LEFT JOIN (

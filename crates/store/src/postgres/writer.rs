@@ -514,6 +514,5 @@ pub(super) async fn write(
         &payload,
         &decided.is_told,
     ];
-    try_join(link.query(&sql.write, &params), link.run("COMMIT")).await?;
-    Ok(())
+    try_join(link.query(&sql.write, &params), link.run("COMMIT")).await.map(drop)
 }

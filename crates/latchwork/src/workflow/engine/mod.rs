@@ -18,7 +18,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
@@ -592,18 +591,6 @@ impl Engine {
     /// ```
     pub fn store(&self) -> &Store {
         &self.inner.store
-    }
-
-    /// How long executions of a workflow are kept after their end, if the workflow is registered with this engine.
-    ///
-    /// ```
-    /// # use latchwork::workflow::{Engine, Result};
-    /// # async fn example(engine: Engine) -> Result<()> {
-    /// println!("{:?}", engine.keeps("order"));
-    /// # Ok(()) }
-    /// ```
-    pub fn keeps(&self, workflow: &str) -> Option<Duration> {
-        self.inner.definition(workflow).map(|definition| definition.keep)
     }
 
     /// The state in that store: slots of executions and all others, from outside.

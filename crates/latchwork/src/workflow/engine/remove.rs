@@ -4,12 +4,13 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::lane::Part;
 use crate::node::alarm::{Alarms, Due, Keeper, alarm_key, read_alarm_key};
 use crate::record::Record;
 use crate::store::{Commit, ErrorKind, Key, Order, Range, Rev, Timestamp};
-use crate::workflow::engine::EngineInner;
+use crate::workflow::engine::{Engine, EngineInner};
 use crate::workflow::run::{RECORD, journal_range};
 use crate::workflow::stored::keys::keyed_key;
 use crate::workflow::stored::record::{Execution, Keyed, Removal, next_page};
@@ -31,6 +32,20 @@ impl Keeper for RemoveDue {
     async fn ring(engine: &Arc<EngineInner>, due: Vec<Due>, damaged: Vec<Key>) -> bool {
         engine.pass_over_alarms(&damaged);
         engine.remove(&due).await.is_ok()
+    }
+}
+
+impl Engine {
+    /// How long executions of a workflow are kept after their end, if the workflow is registered with this engine.
+    ///
+    /// ```
+    /// # use latchwork::workflow::{Engine, Result};
+    /// # async fn example(engine: Engine) -> Result<()> {
+    /// println!("{:?}", engine.keeps("order"));
+    /// # Ok(()) }
+    /// ```
+    pub fn keeps(&self, workflow: &str) -> Option<Duration> {
+        self.inner.definition(workflow).map(|definition| definition.keep)
     }
 }
 
