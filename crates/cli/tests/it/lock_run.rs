@@ -305,7 +305,7 @@ fn the_command_ends_if_its_holder_is_killed_and_the_next_one_gets_the_lock() {
     }
 }
 
-/// A kill between the start of the command and the message to its guard would leave a command that nobody ends.
+/// A kill between the start of the command and the message to its guard would leave a command without an end.
 #[test]
 fn a_holder_that_is_killed_at_any_moment_leaves_no_command_behind() {
     let (directory, store) = data();

@@ -238,7 +238,7 @@ async fn a_notification_that_is_lost_only_delays_a_watch() {
 
 /// The clock of the process that watches stands still, so it never polls.
 #[tokio::test]
-async fn a_process_is_notified_if_it_is_there_and_one_that_is_alone_notifies_nobody() {
+async fn a_commit_is_notified_if_other_processes_use_the_store_and_only_then() {
     let (server, fake) = (Server::start(), format!("alone_{}", std::process::id()));
     let admin = admin(&server).await;
     let text = format!(
