@@ -164,8 +164,8 @@ fn main() -> ExitCode {
     if let Some(guard) = lock::run::guard::arguments() {
         return guard.watch();
     }
-    match lock::run::gate::arguments() {
-        Some(gate) => gate.pass(),
+    match lock::run::barrier::arguments() {
+        Some(barrier) => barrier.pass(),
         None => command(),
     }
 }

@@ -1,7 +1,7 @@
 //! `latch lock run`: runs a command while it holds a lock. This file owns the order of things: the command is looked
 //! for, the lock is acquired, the command runs, the lock is released.
 
-pub(crate) mod gate;
+pub(crate) mod barrier;
 pub(crate) mod guard;
 mod held;
 mod job;

@@ -333,11 +333,11 @@ fn a_holder_that_is_killed_at_any_moment_leaves_no_command_behind() {
 }
 
 #[test]
-fn a_command_waits_for_its_gate_and_does_not_inherit_it() {
-    let begin = |gate: PipeReader, run: &[&str]| {
+fn a_command_waits_for_its_barrier_and_does_not_inherit_it() {
+    let begin = |barrier: PipeReader, run: &[&str]| {
         let mut shell = Command::new("sh");
         shell.args(["-c", "exec \"$0\" __begin 3 table \"$@\" 3<&0 0</dev/null", env!("CARGO_BIN_EXE_latch")]);
-        shell.args(run).stdin(gate).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        shell.args(run).stdin(barrier).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
     // What every process inherits here, and the folder that `ls` reads.
     let usual = Command::new("ls").arg("/proc/self/fd").stdin(Stdio::null()).stderr(Stdio::piped()).output().unwrap();
@@ -348,8 +348,8 @@ fn a_command_waits_for_its_gate_and_does_not_inherit_it() {
         (Some(&b"b"[..]), ["ls", "/proc/self/fd"], 0, &usual),
         (Some(&b"b"[..]), ["/nowhere/at/all", ""], 127, "cannot run \"/nowhere/at/all\": it does not exist any more\n"),
     ] {
-        let (gate, mut opens) = std::io::pipe().unwrap();
-        let waits = begin(gate, &run);
+        let (barrier, mut opens) = std::io::pipe().unwrap();
+        let waits = begin(barrier, &run);
         byte.into_iter().for_each(|byte: &[u8]| opens.write_all(byte).unwrap());
         drop(opens);
         let output = waits.wait_with_output().unwrap();

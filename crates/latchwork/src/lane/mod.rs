@@ -4,6 +4,7 @@
 //! A task of the lane does the jobs in the order in which they came, so a caller that is dropped or not polled delays
 //! no other caller. A lane without jobs is removed.
 
+mod kept;
 mod once;
 mod part;
 mod rider;
@@ -21,6 +22,7 @@ use tokio::sync::oneshot;
 
 use crate::store::{Commit, ErrorKind, Outcome, Receipt, Refusal, Sleep, Store, StoreError};
 
+pub(crate) use kept::KeptAnswers;
 pub(crate) use once::{ONCE, OnceCall, OnceFound, OnceSpace};
 pub use once::{Once, OnceError};
 pub(crate) use part::{Landing, Part, Placed, Tag, as_found};

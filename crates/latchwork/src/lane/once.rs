@@ -2,32 +2,23 @@
 //! for again is made once, and answered as it was answered first. This file knows no change.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::OnceCell;
 
+use crate::lane::kept::KeptAnswers;
 use crate::lane::{Part, Tag};
 use crate::record::{Record, Unreadable, stored};
-use crate::store::{
-    Check, Commit, ErrorKind, Key, Order, Right, Space, SpaceSpec, Store, StoreError, Timestamp, View, Write,
-};
+use crate::store::{Check, Commit, ErrorKind, Key, Right, SpaceSpec, Store, StoreError, Timestamp, View, Write};
 
 /// The check that the change was not made before, and those of the caller's right.
 pub(crate) const ONCE: Tag = Tag("once");
 
 /// The space of the answers. It is declared by the first change under a key.
 const SPACE: &str = "once";
-/// How long an answer is kept.
-const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
-/// The number of outdated answers that are removed before each change.
-const SWEPT: usize = 8;
 /// The longest key, in bytes.
 const LONGEST: usize = 255;
-
-const ANSWERS: u8 = 0;
-const BY_TIME: u8 = 1;
 
 /// The idempotency key of a change: the change is made once under it, and asking again returns the same answer, for a
 /// day. The same key with another change or other arguments is an error. Take a new key for each change, for example a
@@ -36,8 +27,7 @@ const BY_TIME: u8 = 1;
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # use std::time::Duration;
-/// # use latchwork::store::Store;
+/// # /// # use latchwork::store::Store;
 /// # use latchwork::workflow::{Ctx, Engine, Schedule, workflow};
 /// # let report = workflow("report").run(async |_: Ctx, region: String| Ok(region));
 /// # let engine = Engine::on(&Store::memory().await?).register(&report).start().await?;
@@ -155,7 +145,7 @@ stored!(OnceAnswer);
 
 /// The space of the answers, once it is known.
 #[derive(Default)]
-pub(crate) struct OnceSpace(OnceCell<Space>);
+pub(crate) struct OnceSpace(OnceCell<KeptAnswers>);
 
 /// What is known of a change that is asked for.
 pub(crate) enum OnceFound<A> {
@@ -171,7 +161,7 @@ pub(crate) struct OnceCall(Option<KeyedChange>);
 
 #[derive(Debug, Clone)]
 struct KeyedChange {
-    space: Space,
+    space: KeptAnswers,
     key: Key,
     fingerprint: u64,
     guard: Option<Check>,
@@ -179,8 +169,9 @@ struct KeyedChange {
 }
 
 impl OnceSpace {
-    async fn get(&self, store: &Store) -> Result<&Space, StoreError> {
-        self.0.get_or_try_init(|| store.space(SpaceSpec::new(SPACE).keys_used_once())).await
+    async fn get(&self, store: &Store) -> Result<&KeptAnswers, StoreError> {
+        let space = async || store.space(SpaceSpec::new(SPACE).keys_used_once()).await.map(KeptAnswers);
+        self.0.get_or_try_init(space).await
     }
 
     /// Looks for the answer of a change. `change` names it, with all arguments.
@@ -195,7 +186,7 @@ impl OnceSpace {
             return Err(OnceError::Length { length: once.key.len() });
         }
         let (space, fingerprint) = (self.get(store).await?, fingerprint(change));
-        let key = answer_key(space, &once.key);
+        let key = space.key(once.key.as_bytes());
         let view = store.view().await?;
         let name = || once.key.to_string();
         if let Some(item) = view.get(&key).await? {
@@ -224,7 +215,7 @@ impl OnceSpace {
     /// A change whose key was checked when it was begun, and is stored since then.
     pub(crate) async fn begun(&self, store: &Store, key: &str, fingerprint: u64) -> Result<OnceCall, StoreError> {
         let (space, now) = (self.get(store).await?.clone(), store.env().now());
-        let key = answer_key(&space, key);
+        let key = space.key(key.as_bytes());
         Ok(OnceCall(Some(KeyedChange { space, key, fingerprint, guard: None, now })))
     }
 }
@@ -242,8 +233,7 @@ impl OnceCall {
         let Some(KeyedChange { space, key, fingerprint, now, .. }) = &self.0 else { return Default::default() };
         let answer = serde_json::to_string(answer).expect("an answer can be written as JSON");
         let record = OnceAnswer { fingerprint: *fingerprint, answer }.encode();
-        let place = space.key([&[BY_TIME][..], &now.0.to_be_bytes(), &key.bytes()[1..]].concat());
-        let writes = vec![Write::Put(key.clone(), record), Write::Put(place, Default::default())];
+        let writes = space.put(key, *now, record).into();
         (self.checks(), writes)
     }
 
@@ -267,10 +257,6 @@ impl OnceCall {
     }
 }
 
-fn answer_key(space: &Space, once: &str) -> Key {
-    space.key([&[ANSWERS][..], once.as_bytes()].concat())
-}
-
 fn fingerprint(change: &impl Serialize) -> u64 {
     xxhash_rust::xxh3::xxh3_64(&serde_json::to_vec(change).unwrap_or_default())
 }
@@ -286,27 +272,17 @@ async fn holds(view: &View, check: &Check) -> Result<bool, StoreError> {
 }
 
 /// Removes some outdated answers, in a commit of its own. If it is refused, another caller has removed them.
-async fn sweep(store: &Store, space: &Space, view: &View) -> Result<(), StoreError> {
-    let end = [&[BY_TIME][..], &store.env().now().minus(KEPT).0.to_be_bytes()].concat();
-    let outdated = view.scan(&space.range(&[BY_TIME][..]..&end[..]), Order::Ascending, SWEPT).await?;
-    if outdated.is_empty() {
-        return Ok(());
-    }
-    let mut commit = Commit::new();
-    for (place, _) in outdated {
-        let answer = space.key([&[ANSWERS][..], &place.bytes()[9..]].concat());
-        if let Some(item) = view.get(&answer).await? {
-            commit = commit.at_rev(&answer, item.rev).delete(&answer);
-        }
-        commit = commit.delete(&place);
-    }
-    store.commit(commit).await.map(drop)
+async fn sweep(store: &Store, space: &KeptAnswers, view: &View) -> Result<(), StoreError> {
+    let commit = space.sweep(view, store.env().now(), Commit::new()).await?;
+    if commit.writes().is_empty() { Ok(()) } else { store.commit(commit).await.map(drop) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::{Env, Limits};
+    use crate::lane::kept::KEPT;
+    use crate::store::{Env, Limits, Order};
+    use std::time::Duration;
 
     async fn found(store: &Store, once: &Once, change: &str) -> Result<OnceFound<u32>, OnceError> {
         OnceSpace::default().find(store, Some(once), &change).await
@@ -367,7 +343,7 @@ mod tests {
         // Another change removes it.
         assert!(lands(&store, &anew(&store, &"other".into(), "a").await, 8).await);
         assert!(lands(&store, &anew(&store, &once, "b").await, 9).await);
-        let space = OnceSpace::default().get(&store).await.unwrap().all();
+        let space = OnceSpace::default().get(&store).await.unwrap().0.all();
         let left = store.view().await.unwrap().scan(&space, Order::Ascending, 10).await.unwrap();
         assert_eq!(left.len(), 4, "two answers and their places: {left:?}");
     }

@@ -47,6 +47,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::json;
+use crate::lane::KeptAnswers;
 use crate::store::{History, Key, Range, SpaceSpec, Store};
 
 pub use container::Container;
@@ -130,7 +131,7 @@ impl States {
     }
 
     async fn with(store: &Store, history: Option<History>) -> Result<States> {
-        let answers = Answers { space: store.space(SpaceSpec::new(ONCE)).await? };
+        let answers = Answers(KeptAnswers(store.space(SpaceSpec::new(ONCE)).await?));
         let spec = SpaceSpec::new(STATE);
         let spec = history.into_iter().fold(spec, SpaceSpec::history);
         let space = store.space(spec).await?;

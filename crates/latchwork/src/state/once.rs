@@ -1,19 +1,13 @@
 //! Idempotency keys: the answer of a mutation is kept for a day, and written by the same commit as its change.
 
-use std::time::Duration;
-
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::json;
+use crate::lane::KeptAnswers;
 use crate::record::Record;
 use crate::state::Result;
-use crate::store::{Bytes, Commit, Key, Order, Space, Store, Timestamp};
-
-/// How long an answer is kept.
-const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
-/// The number of outdated answers that each new answer removes.
-const SWEPT: usize = 8;
+use crate::store::{Bytes, Commit, Key, Store, Timestamp};
 
 /// A kept answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -38,31 +32,14 @@ impl Record for KeptAnswer {
     }
 }
 
-/// The kept answers. There are two kinds of keys: the answers, and their order in time.
-pub(crate) struct Answers {
-    pub(crate) space: Space,
-}
-
-const ANSWERS: u8 = 0;
-const BY_TIME: u8 = 1;
-
-fn text(out: &mut Vec<u8>, text: &str) {
-    json::encode(out, Some(&Value::String(text.into())));
-}
+/// The kept answers of a store.
+pub(crate) struct Answers(pub(crate) KeptAnswers);
 
 impl Answers {
     pub(crate) fn key(&self, container: &Key, once: &str) -> Key {
-        let mut key = vec![ANSWERS];
-        key.extend_from_slice(container.bytes());
-        text(&mut key, once);
-        self.space.key(key)
-    }
-
-    fn place(&self, time: Timestamp, answer: &Key) -> Key {
-        let mut key = vec![BY_TIME];
-        key.extend_from_slice(&time.0.to_be_bytes());
-        key.extend_from_slice(&answer.bytes()[1..]);
-        self.space.key(key)
+        let mut name = container.bytes().to_vec();
+        json::encode(&mut name, Some(&Value::String(once.into())));
+        self.0.key(&name)
     }
 
     pub(crate) async fn get(&self, store: &Store, key: &Key) -> Result<Option<KeptAnswer>> {
@@ -74,25 +51,12 @@ impl Answers {
 
     /// Adds an answer to a commit, with the check that there is none yet.
     pub(crate) fn put(&self, commit: Commit, key: &Key, now: Timestamp, answer: &KeptAnswer) -> Commit {
-        commit.absent(key).put(key, answer.encode()).put(&self.place(now, key), Vec::new())
+        self.0.put(key, now, answer.encode()).into_iter().fold(commit.absent(key), Commit::write)
     }
 
     /// Adds the removal of some outdated answers to a commit.
-    pub(crate) async fn sweep(&self, store: &Store, mut commit: Commit) -> Result<Commit> {
-        let mut end = vec![BY_TIME];
-        end.extend_from_slice(&store.env().now().minus(KEPT).0.to_be_bytes());
-        let outdated = self.space.range(&[BY_TIME][..]..&end[..]);
+    pub(crate) async fn sweep(&self, store: &Store, commit: Commit) -> Result<Commit> {
         let view = store.view().await?;
-        for (place, _) in view.scan(&outdated, Order::Ascending, SWEPT).await? {
-            let mut answer = vec![ANSWERS];
-            answer.extend_from_slice(&place.bytes()[9..]);
-            let answer = self.space.key(answer);
-            // If the answer was written again meanwhile, the check refuses the commit.
-            if let Some(item) = view.get(&answer).await? {
-                commit = commit.at_rev(&answer, item.rev).delete(&answer);
-            }
-            commit = commit.delete(&place);
-        }
-        Ok(commit)
+        Ok(self.0.sweep(&view, store.env().now(), commit).await?)
     }
 }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::Method;
 use axum::http::header::CONTENT_TYPE;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -14,6 +13,7 @@ use latchwork::store::Env;
 use metrics::{counter, histogram};
 
 use crate::access::{Access, Role, check_host};
+use crate::spans::known_method;
 use crate::wire::problem::Problem;
 
 /// The media type of the text format of Prometheus.
@@ -45,7 +45,7 @@ async fn show(State(exposition): State<Arc<Exposition>>, request: Request) -> Re
 }
 
 async fn count(State(env): State<Env>, request: Request, next: Next) -> Response {
-    let (method, began) = (known(request.method()), env.monotonic());
+    let (method, began) = (known_method(request.method()), env.monotonic());
     let path = request.uri().path().to_string();
     let answer = next.run(request).await;
     let (status, took) = (answer.status().as_u16(), env.monotonic().saturating_sub(began));
@@ -54,18 +54,4 @@ async fn count(State(env): State<Env>, request: Request, next: Next) -> Response
     // The query may hold data. The path names things, as the log of any server does.
     tracing::debug!(method, path, status, took_ms = took.as_millis() as u64, "answered");
     answer
-}
-
-/// A client may invent methods, but no labels.
-fn known(method: &Method) -> &'static str {
-    match *method {
-        Method::GET => "GET",
-        Method::HEAD => "HEAD",
-        Method::POST => "POST",
-        Method::PUT => "PUT",
-        Method::PATCH => "PATCH",
-        Method::DELETE => "DELETE",
-        Method::OPTIONS => "OPTIONS",
-        _ => "other",
-    }
 }

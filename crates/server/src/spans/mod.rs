@@ -19,7 +19,7 @@ use tracing_subscriber::registry::LookupSpan;
 pub use context::SpanContext;
 pub use ended::{EndedSpan, SpanKind, SpanValue};
 pub use layer::SpanLayer;
-pub(crate) use request::{matched, request};
+pub(crate) use request::{known_method, matched, request};
 pub(crate) use tasks::{task_ended, traceparent_of_task};
 
 use context::Sampler;

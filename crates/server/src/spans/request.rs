@@ -34,7 +34,7 @@ fn span_of(request: &Request) -> Span {
     let traceparent = told.next().filter(|_| told.next().is_none()).and_then(|text| text.to_str().ok());
     tracing::debug_span!(
         "request",
-        method = known(request.method()),
+        method = known_method(request.method()),
         route,
         path = request.uri().path(),
         traceparent,
@@ -57,8 +57,8 @@ pub(crate) fn matched(namespace: &str, request: &Request) {
     }
 }
 
-/// A client may invent methods, but no names of spans.
-fn known(method: &Method) -> &'static str {
+/// A client may invent methods, but no names of spans and no labels of metrics.
+pub(crate) fn known_method(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",
         Method::HEAD => "HEAD",

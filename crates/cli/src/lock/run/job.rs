@@ -13,7 +13,7 @@ use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::lock::fields::NameFields;
-use crate::lock::run::gate::Gate;
+use crate::lock::run::barrier::Barrier;
 use crate::lock::run::guard::{Guard, exists};
 use crate::lock::run::held::Held;
 use crate::lock::run::terminal::Terminal;
@@ -80,9 +80,9 @@ impl Job {
         };
         let terminal = Terminal::of_this_process();
         // A command that is guarded begins when its guard knows it.
-        let gate = guard.is_some().then(Gate::closed).transpose()?;
-        let mut command = match &gate {
-            Some(gate) => Command::from(gate.before(&run.command, format)?),
+        let barrier = guard.is_some().then(Barrier::closed).transpose()?;
+        let mut command = match &barrier {
+            Some(barrier) => Command::from(barrier.before(&run.command, format)?),
             None => Command::from(program::command(&run.command)),
         };
         command.process_group(0);
@@ -92,7 +92,7 @@ impl Job {
         let mut job = Job { child, group: Pid::from_raw(group), guard, terminal };
         job.guard.iter_mut().for_each(|guard| guard.watch(job.group));
         job.terminal.iter().for_each(|terminal| terminal.give(job.group));
-        gate.into_iter().for_each(Gate::open);
+        barrier.into_iter().for_each(Barrier::open);
         Ok(job)
     }
 

@@ -42,7 +42,7 @@ async fn steered(
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-/// Fails if another execution has taken the place of the one that the first attempt was for: what became of that one is
+/// Fails if another execution has taken the id since the first attempt: what became of the earlier execution is
 /// not known, and the other must not be ended.
 async fn is_the_same(namespace: &Namespace, id: &str, call: &Call) -> Result<(), Problem> {
     let Some(began) = call.repeated_from() else { return Ok(()) };

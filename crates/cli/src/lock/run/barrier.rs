@@ -1,4 +1,4 @@
-//! The gate before a command: a process of this program that waits until the guard knows it, and then becomes the
+//! The barrier before a command: a process of this program that waits until the guard knows it, and then becomes the
 //! command. If the holder of the lock dies before, the command is never run. It knows no lock and no guard.
 
 use std::convert::Infallible;
@@ -20,22 +20,22 @@ use crate::output::{Exit, Format, Problem};
 /// The first argument of the process.
 const WORD: &str = "__begin";
 
-/// A gate that is closed, as the holder sees it.
-pub(crate) struct Gate {
+/// A barrier that is closed, as the holder sees it.
+pub(crate) struct Barrier {
     /// The process that waits has this end. Its end of the wait, without a byte, means that the holder is gone.
     waits: PipeReader,
     opens: PipeWriter,
 }
 
-impl Gate {
-    pub(crate) fn closed() -> Result<Gate> {
+impl Barrier {
+    pub(crate) fn closed() -> Result<Barrier> {
         let (waits, opens) = std::io::pipe().context("cannot create a pipe")?;
         // The process that waits inherits its end.
         fcntl(&waits, FcntlArg::F_SETFD(FdFlag::empty())).context("cannot hand over a pipe")?;
-        Ok(Gate { waits, opens })
+        Ok(Barrier { waits, opens })
     }
 
-    /// A process that waits at this gate, and then becomes the command.
+    /// A process that waits at this barrier, and then becomes the command.
     pub(crate) fn before(&self, command: &[OsString], format: Format) -> Result<Command> {
         let program = std::env::current_exe().context("cannot find this program")?;
         let format = format.to_possible_value().map(|value| value.get_name().to_string()).unwrap_or_default();
@@ -58,13 +58,13 @@ pub(crate) struct Arguments {
     command: Vec<OsString>,
 }
 
-/// The arguments, if this process waits at a gate.
+/// The arguments, if this process waits at a barrier.
 pub(crate) fn arguments() -> Option<Arguments> {
     let mut given = std::env::args_os().skip(1);
     given.next().filter(|first| first == WORD)?;
     let waits = given.next()?.to_str()?.parse().ok()?;
     let format = Format::from_str(given.next()?.to_str()?, false).ok()?;
-    Some(Arguments { waits, format, command: given.collect() }).filter(|gate| !gate.command.is_empty())
+    Some(Arguments { waits, format, command: given.collect() }).filter(|barrier| !barrier.command.is_empty())
 }
 
 impl Arguments {
@@ -79,10 +79,10 @@ impl Arguments {
         let name = self.command[0].to_string_lossy();
         let failed = |why: String| Problem::new(Exit::Failed, format!("{name:?} was not run: {why}"));
         let pipe = format!("/dev/fd/{}", self.waits);
-        let mut gate = File::open(&pipe).map_err(|error| failed(format!("cannot open {pipe}: {error}")))?;
+        let mut barrier = File::open(&pipe).map_err(|error| failed(format!("cannot open {pipe}: {error}")))?;
         // The command does not inherit it.
         close(self.waits).map_err(|error| failed(format!("cannot close {pipe}: {error}")))?;
-        let open = gate.read_exact(&mut [0]);
+        let open = barrier.read_exact(&mut [0]);
         open.map_err(|_| Problem::new(Exit::Lost, format!("latch lock run was killed; {name:?} was not run")))?;
         let error = program::command(&self.command).exec();
         Err(program::not_started(&self.command[0], &error))
