@@ -7,6 +7,7 @@
 
 mod bloat;
 mod floor;
+mod own;
 mod read;
 #[path = "../store/report.rs"]
 #[allow(dead_code)]
@@ -62,6 +63,7 @@ fn main() {
     write::rate(&bench);
     read::reads(&bench);
     watch::watch(&bench);
+    own::own(&bench);
     bloat::bloat(&bench);
     let Bench { server, report, .. } = bench;
     drop(server);

@@ -11,9 +11,10 @@ use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, RwLock, Semaphore};
 use tokio_postgres::{CancelToken, Statement};
 
+use crate::postgres::known::Guessed;
 use crate::postgres::link::{Link, Param, failed, is_refusal, told};
 use crate::postgres::sql::{SqlError, SqlTx, runs_again};
-use crate::postgres::writer::{DecidedGroup, FIRST_PAUSE, Job, LAST_PAUSE, Trouble, decide, gather, write};
+use crate::postgres::writer::{DecidedGroup, FIRST_PAUSE, Job, LAST_PAUSE, Scope, Trouble, decide, gather, write};
 use crate::postgres::{PostgresBackend, Shared};
 use crate::{Commit, Outcome, Receipt, Refusal, Result, Store, StoreError, Uuid};
 
@@ -292,7 +293,7 @@ impl Shared {
         let told = |error: &tokio_postgres::Error| *cause.lock() = Some(SqlError::of(error));
         let begin = async { link.run(USER_ENDS).await.inspect_err(told) };
         let lock = async {
-            let head = link.query(&self.sql.lock_own_head, &[&self.process, &name]).await.inspect_err(told)?;
+            let head = link.query(&self.sql.lock_own_head, &[&name]).await.inspect_err(told)?;
             is_open.store(!head.is_empty(), Ordering::SeqCst);
             Ok(head)
         };
@@ -316,7 +317,7 @@ impl Shared {
             self.roll_back(slot, permit).await;
             return self.told_own(decided);
         }
-        match self.in_time(slot.link.drive(self.write_own(&slot, &decided))).await {
+        match self.in_time(slot.link.drive(self.write_own(&slot, name, &decided))).await {
             Ok(Ok(())) => {
                 self.clean(slot, permit);
                 self.told_own(decided)
@@ -329,12 +330,21 @@ impl Shared {
         }
     }
 
-    async fn write_own(&self, slot: &Slot, decided: &DecidedGroup) -> std::result::Result<(), tokio_postgres::Error> {
-        if !decided.applied.is_empty() {
-            return write(self, &slot.link, decided, (slot.id, slot.number)).await;
-        }
-        let row: [Param<'_>; 2] = [&slot.id, &slot.number];
-        try_join(slot.link.query(&self.sql.group, &row), slot.link.run("COMMIT")).await.map(drop)
+    async fn write_own(
+        &self,
+        slot: &Slot,
+        name: &str,
+        decided: &DecidedGroup,
+    ) -> std::result::Result<(), tokio_postgres::Error> {
+        let number: [Param<'_>; 2] = [&slot.id, &slot.number];
+        let written = async {
+            if decided.applied.is_empty() {
+                return slot.link.query(&self.sql.group, &number).await.map(drop);
+            }
+            let scope = Scope { writer: (slot.id, slot.number), own: Some(name) };
+            write(self, &slot.link, decided, &Guessed::default(), scope).await.map(drop)
+        };
+        try_join(written, slot.link.run("COMMIT")).await.map(drop)
     }
 
     /// Looks whether a transaction has landed whose answer was lost. As long as that is not known, the caller must not
@@ -346,8 +356,7 @@ impl Shared {
             let asked = async {
                 let link = self.open().await?;
                 let ask = async {
-                    let process: [Param<'_>; 1] = [&self.process];
-                    let begun = try_join(link.run(super::writer::BEGIN), link.query(&self.sql.lock_head, &process));
+                    let begun = try_join(link.run(super::writer::BEGIN), link.query(&self.sql.lock_head, &[]));
                     let asked: [Param<'_>; 1] = [&id];
                     let landed = link.query(&self.sql.landed, &asked);
                     let (_, landed, ()) = try_join3(begun, landed, link.run("COMMIT")).await?;
@@ -374,6 +383,7 @@ impl Shared {
         if let Some(last) = decided.applied.last() {
             counters.applied.fetch_add(1, Ordering::Relaxed);
             counters.groups.fetch_add(1, Ordering::Relaxed);
+            self.known.lock().landed(&decided.applied, decided.after);
             self.saw(last.generation);
         }
         match decided.answers.pop().unwrap_or(Err(StoreError::Closed))? {

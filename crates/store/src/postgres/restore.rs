@@ -46,7 +46,7 @@ impl Shared {
         let error = |error: tokio_postgres::Error| failed("write to", &error);
         link.run(BEGIN).await.map_err(error)?;
         link.query(&self.sql.lock_store, &[]).await.map_err(error)?;
-        let head = link.query(&self.sql.lock_head, &[&self.process]).await.map_err(error)?;
+        let head = link.query(&self.sql.lock_head, &[]).await.map_err(error)?;
         let head = head.first().ok_or_else(|| StoreError::corrupt("table head", "it has no row"))?;
         let (latest, time) = (Generation(head.get::<_, i64>(0) as u64), Timestamp(head.get::<_, i64>(1) as u64));
         self.check_unpinned(link).await?;

@@ -49,29 +49,43 @@ const VISIBLE: &str = "SELECT key, rev, generation, time_us, value FROM (
      ORDER BY key {order} LIMIT $4)
  ) AS visible ORDER BY key {order} LIMIT $4";
 
+macro_rules! sync {
+    () => {
+        "CASE WHEN current_setting('synchronous_commit') <> 'remote_apply' THEN
+           set_config('synchronous_commit', 'on', true) END"
+    };
+}
+
 /// What a transaction of the store needs whatever the defaults of the role are: an answer means that the commit is
 /// durable, and a default that waits for more is kept; a process that is gone without a word gives its locks back.
-pub(super) const SETTINGS: &str = "set_config('idle_in_transaction_session_timeout', '10s', true),
-   CASE WHEN current_setting('synchronous_commit') <> 'remote_apply' THEN
-     set_config('synchronous_commit', 'on', true) END";
+pub(super) const SETTINGS: &str = concat!("set_config('idle_in_transaction_session_timeout', '10s', true), ", sync!());
 
-/// Whether other processes listen. One that comes later asks for the newest generation when it listens; in the worst
-/// case it polls.
-const OTHERS: &str = "EXISTS (SELECT 1 FROM {s}.pins WHERE process <> $1)";
+/// The part of it that a transaction needs which is one statement.
+const SYNC: &str = sync!();
+
+/// Whether a group may be written as it was decided: the head is where the group expects it, and the newest version of
+/// each key that was not read under the lock of the head is the one that was guessed. It waits for a transaction that
+/// moves the head, and then compares again. The head that is expected was seen before the statement was sent, so what is
+/// found is exactly what was there with this head.
+pub(super) const AS_DECIDED: &str = "generation = $27 AND time_us = $28 AND NOT EXISTS (
+   SELECT 1 FROM unnest($29::bytea[], $30::bigint[]) AS g (key, generation)
+   WHERE coalesce((SELECT c.generation FROM {s}.current AS c WHERE c.key = g.key), 0) <> g.generation)";
 
 statements! {
     opened() =
         "SELECT version, identity FROM {s}.store";
     has_schema(TEXT) =
         "SELECT 1 FROM pg_namespace WHERE nspname = $1";
-    /// Also tells whether other processes use the store, and settles what a transaction of the writer needs: see
-    /// [`SETTINGS`].
-    lock_head(UUID) =
-        format!("SELECT generation, time_us, declared, {OTHERS}, {SETTINGS} FROM {{s}}.head FOR UPDATE");
+    /// Also settles what a transaction of the writer needs: see [`SETTINGS`].
+    lock_head() =
+        format!("SELECT generation, time_us, declared, {SETTINGS} FROM {{s}}.head FOR UPDATE");
     /// Finds no row outside of the transaction of this name.
-    lock_own_head(UUID, TEXT) =
-        format!("SELECT generation, time_us, declared, {OTHERS} FROM {{s}}.head
-         WHERE current_setting('latchwork.own', true) = $2 FOR UPDATE");
+    lock_own_head(TEXT) =
+        "SELECT generation, time_us, declared FROM {s}.head
+         WHERE current_setting('latchwork.own', true) = $1 FOR UPDATE";
+    /// After it, no group can land that was decided with the head as it was before.
+    outdate() =
+        "UPDATE {s}.head SET time_us = time_us + 1";
     heads(BYTEA_ARRAY, BYTEA, BYTEA) =
         "SELECT key, rev, generation, time_us, value IS NOT NULL,
            CASE WHEN key >= $2 AND key < $3 THEN value END
@@ -89,35 +103,46 @@ statements! {
         "SELECT f.space, f.generation, EXISTS (
            SELECT 1 FROM {s}.touched AS t WHERE t.space = f.space AND t.generation <= f.generation)
          FROM {s}.floors AS f";
-    /// Everything that a group writes: the overwritten versions, the new ones, the keys of each commit, the head, the
-    /// number of the transaction and the notification. All parts see what was there before.
+    /// Everything that a group writes, if it is still [as decided](AS_DECIDED): the head, the overwritten versions, the
+    /// new ones, the keys of each commit and the number of the transaction. All parts see what was there before. A
+    /// group for a transaction of the user's own is written only in the transaction of its name. Other processes are
+    /// notified, if there are any; one that comes later asks for the newest generation when it listens, and in the worst
+    /// case it polls. Gives a row if the group was written.
     write(
         BYTEA_ARRAY, INT8_ARRAY, BYTEA_ARRAY, INT8_ARRAY, INT8_ARRAY, INT8_ARRAY, BYTEA_ARRAY, INT8_ARRAY,
         BYTEA_ARRAY, INT8_ARRAY, INT8_ARRAY, INT8_ARRAY, BYTEA_ARRAY,
         INT8_ARRAY, INT8_ARRAY, INT8_ARRAY, BYTEA_ARRAY, BYTEA_ARRAY,
-        INT8, INT8, INT8, UUID, INT8, TEXT, TEXT, BOOL
+        INT8, INT8, INT8, UUID, INT8, TEXT, TEXT, UUID,
+        INT8, INT8, BYTEA_ARRAY, INT8_ARRAY, TEXT
     ) =
-        "WITH kept AS (
-           INSERT INTO {s}.past (key, generation, rev, time_us, value, until)
+        format!("WITH advance AS (
+           UPDATE {{s}}.head SET generation = $19, time_us = $20, declared = $21
+           WHERE {AS_DECIDED} AND ($31::text IS NULL OR current_setting('latchwork.own', true) = $31)
+           RETURNING 1
+         ), kept AS (
+           INSERT INTO {{s}}.past (key, generation, rev, time_us, value, until)
            SELECT c.key, c.generation, c.rev, c.time_us, c.value, n.until
-           FROM unnest($1::bytea[], $2::bigint[]) AS n (key, until) JOIN {s}.current AS c ON c.key = n.key
+           FROM unnest($1::bytea[], $2::bigint[]) AS n (key, until) JOIN {{s}}.current AS c ON c.key = n.key
+           WHERE EXISTS (SELECT 1 FROM advance)
            UNION ALL
-           SELECT * FROM unnest($3::bytea[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bytea[], $8::bigint[])
+           SELECT * FROM unnest($3::bytea[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bytea[], $8::bigint[]) AS b
+           WHERE EXISTS (SELECT 1 FROM advance)
          ), put AS (
-           INSERT INTO {s}.current (key, rev, generation, time_us, value)
-           SELECT * FROM unnest($9::bytea[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bytea[])
+           INSERT INTO {{s}}.current (key, rev, generation, time_us, value)
+           SELECT * FROM unnest($9::bytea[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bytea[]) AS n
+           WHERE EXISTS (SELECT 1 FROM advance)
            ON CONFLICT (key) DO UPDATE SET rev = excluded.rev, generation = excluded.generation,
              time_us = excluded.time_us, value = excluded.value
          ), touch AS (
-           INSERT INTO {s}.touched (space, generation, time_us, meta, keys)
-           SELECT * FROM unnest($14::bigint[], $15::bigint[], $16::bigint[], $17::bytea[], $18::bytea[])
-         ), advance AS (
-           UPDATE {s}.head SET generation = $19, time_us = $20, declared = $21
+           INSERT INTO {{s}}.touched (space, generation, time_us, meta, keys)
+           SELECT * FROM unnest($14::bigint[], $15::bigint[], $16::bigint[], $17::bytea[], $18::bytea[]) AS t
+           WHERE EXISTS (SELECT 1 FROM advance)
          ), landed AS (
-           INSERT INTO {s}.writers (writer, number, seen) VALUES ($22, $23, clock_timestamp())
+           INSERT INTO {{s}}.writers (writer, number, seen) SELECT $22, $23, clock_timestamp() FROM advance
            ON CONFLICT (writer) DO UPDATE SET number = excluded.number, seen = excluded.seen
          )
-         SELECT CASE WHEN $26 THEN pg_notify($24, $25) END";
+         SELECT {SYNC}, CASE WHEN EXISTS (SELECT 1 FROM {{s}}.pins WHERE process <> $26) THEN pg_notify($24, $25) END
+         FROM advance");
     put(BYTEA_ARRAY, INT8_ARRAY, INT8_ARRAY, INT8_ARRAY, BYTEA_ARRAY) =
         "INSERT INTO {s}.current (key, rev, generation, time_us, value)
          SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bytea[])

@@ -1,6 +1,7 @@
-//! The writer of a process: it takes the commits that wait and makes one transaction of them. A transaction has two
-//! round trips: the first locks the row with the generation and reads what the commits are decided on, the second
-//! writes and commits. Commits are decided by [`evaluate`] on [`Facts`]; no rule of a commit is here.
+//! The writer of a process: it takes the commits that wait and makes one transaction of them. If the process knows what
+//! they are decided on, the transaction is one statement. Otherwise it has two round trips: the first locks the row with
+//! the generation and reads what the commits are decided on, the second writes and commits. Commits are decided by
+//! [`evaluate`] on [`Facts`]; no rule of a commit is here.
 //!
 //! After a lost connection the outcome of a transaction is looked up: each transaction writes its number into the row
 //! of its writer. So a commit is answered as landed exactly if it landed, and is never applied twice.
@@ -18,8 +19,10 @@ use tokio_postgres::Row;
 use crate::backend::{Decision, Facts, Head, Needs, evaluate};
 use crate::codec::put_string;
 use crate::postgres::Shared;
+use crate::postgres::known::{Guess, Guessed};
 use crate::postgres::link::{Link, Param, failed, is_passing, is_refusal};
 use crate::postgres::ranges::Ranges;
+use crate::postgres::read::signed;
 use crate::space::{RECEIPTS, SPACES};
 use crate::{
     Commit, Committed, ErrorKind, Generation, Key, Outcome, Range, Result, Rev, SpaceId, StoreError, Timestamp, Uuid,
@@ -110,18 +113,25 @@ pub(super) struct Writer {
 pub(super) struct DecidedGroup {
     pub(super) answers: Vec<Result<Outcome>>,
     pub(super) applied: Vec<Committed>,
-    declared: i64,
-    /// Other processes are told of the group.
-    is_told: bool,
+    /// The head that they are decided with, and the one that they leave.
+    before: Last,
+    pub(super) after: Last,
 }
 
-/// What the locked head says of the commits before.
+/// What the head says of the commits before.
+#[derive(Clone, Copy)]
 pub(super) struct Last {
+    pub(super) generation: Generation,
     time: Timestamp,
     /// The generation of the newest declaration.
     declared: i64,
-    /// Other processes use the store.
-    has_others: bool,
+}
+
+impl Last {
+    fn of(row: &Row) -> Last {
+        let (generation, time) = (row.get::<_, i64>(0) as u64, row.get::<_, i64>(1) as u64);
+        Last { generation: Generation(generation), time: Timestamp(time), declared: row.get(2) }
+    }
 }
 
 /// Why a transaction was not answered.
@@ -214,6 +224,7 @@ impl Writer {
         counters.applied.fetch_add(applied, Ordering::Relaxed);
         if let Some(last) = decided.applied.last() {
             counters.groups.fetch_add(1, Ordering::Relaxed);
+            self.shared.known.lock().landed(&decided.applied, decided.after);
             self.shared.saw(last.generation);
         }
         for (job, answer) in group.drain(..).zip(decided.answers) {
@@ -235,11 +246,16 @@ impl Writer {
 
     /// One transaction.
     async fn transact(&mut self, group: &[Job]) -> Result<Option<DecidedGroup>, Trouble> {
+        let guess = self.shared.known.lock().guess(group);
+        if let Some(guess) = guess
+            && let Some(decided) = self.write_guessed(group, guess).await?
+        {
+            return Ok(Some(decided));
+        }
         self.number += 1;
-        let (shared, id, number) = (self.shared.clone(), self.id, self.number);
+        let (shared, writer) = (self.shared.clone(), (self.id, self.number));
         let link = self.link().await?;
-        let process: [Param<'_>; 1] = [&shared.process];
-        let (begin, lock) = (link.run(BEGIN), link.query(&shared.sql.lock_head, &process));
+        let (begin, lock) = (link.run(BEGIN), link.query(&shared.sql.lock_head, &[]));
         let (mut facts, last) = match shared.in_time(link.drive(gather(&shared, link, group, (begin, lock)))).await {
             Ok(Ok(facts)) => facts,
             Ok(Err(trouble)) => {
@@ -263,8 +279,13 @@ impl Writer {
                 }
             };
         }
-        match shared.in_time(link.drive(write(&shared, link, &decided, (id, number)))).await {
-            Ok(Ok(())) => Ok(Some(decided)),
+        let (read, scope) = (Guessed::default(), Scope { writer, own: None });
+        let work = try_join(write(&shared, link, &decided, &read, scope), link.run("COMMIT"));
+        match shared.in_time(link.drive(work)).await {
+            Ok(Ok((true, ()))) => Ok(Some(decided)),
+            Ok(Ok((false, ()))) => {
+                Err(Trouble::Rejected(StoreError::corrupt("table head", "it was changed while it was locked")))
+            }
             Ok(Err(error)) if is_refusal(&error) => {
                 self.link = None;
                 Err(trouble("write to", &error))
@@ -280,8 +301,44 @@ impl Writer {
         }
     }
 
-    /// Looks whether a transaction has landed whose answer was lost. The lock waits until it has ended: it held the
-    /// same lock when its last statements were sent.
+    /// Decides the group on a guess, and writes it with one statement, which compares the guess with the tables. None if
+    /// it was wrong, or if nothing is to be written: an answer needs a state that is known to be there.
+    async fn write_guessed(&mut self, group: &[Job], guess: Guess) -> Result<Option<DecidedGroup>, Trouble> {
+        let Guess { mut facts, last, versions } = guess;
+        let shared = self.shared.clone();
+        let decided = decide(&shared, group, &mut facts, last);
+        if decided.applied.is_empty() {
+            return Ok(None);
+        }
+        self.number += 1;
+        let scope = Scope { writer: (self.id, self.number), own: None };
+        let link = self.link().await?;
+        let written = shared.in_time(link.drive(write(&shared, link, &decided, &versions, scope))).await;
+        let is_right = match written {
+            Ok(Ok(is_written)) => is_written,
+            // What the server has refused is sent again in a transaction with the settings that it needs.
+            Ok(Err(error)) if is_refusal(&error) => false,
+            Ok(Err(error)) => {
+                self.link = None;
+                return Err(Trouble::Unknown(failed("write to", &error), decided));
+            }
+            Err(error) => {
+                self.link = None;
+                return Err(Trouble::Unknown(error, decided));
+            }
+        };
+        let mut known = shared.known.lock();
+        if is_right {
+            known.guessed_right();
+            return Ok(Some(decided));
+        }
+        known.guessed_wrong();
+        Ok(None)
+    }
+
+    /// Looks whether a transaction has landed whose answer was lost. The lock waits until it has ended, if it had the
+    /// same lock when its last statement was sent. If it had not, the server may execute its statement later: the head
+    /// is changed, so that it no longer finds what it was decided with.
     async fn look_up(&mut self, decided: DecidedGroup) -> Result<Option<DecidedGroup>, Trouble> {
         let (shared, id, number) = (self.shared.clone(), self.id, self.number);
         let link = match self.link().await {
@@ -292,7 +349,8 @@ impl Writer {
         };
         let asked = async {
             link.run(BEGIN).await?;
-            link.query(&shared.sql.lock_head, &[&shared.process]).await?;
+            link.query(&shared.sql.lock_head, &[]).await?;
+            link.query(&shared.sql.outdate, &[]).await?;
             let rows = link.query(&shared.sql.landed, &[&id]).await?;
             link.run("COMMIT").await?;
             Ok(rows.first().map(|row| row.get::<_, i64>(0)))
@@ -347,22 +405,23 @@ pub(super) async fn gather(
     let error = |error: tokio_postgres::Error| trouble("read from", &error);
     let (((), mut scanned, head), (heads, since)) = asked.await.map_err(error)?;
     let head = head.first().ok_or_else(|| Trouble::Rejected(StoreError::corrupt("table head", "it has no row")))?;
-    let (generation, time): (i64, i64) = (head.get(0), head.get(1));
-    let last = Last { time: Timestamp(time as u64), declared: head.get(2), has_others: head.get(3) };
-    let mut facts = Facts::new(Generation(generation as u64));
-    add_heads(&mut facts, &keys, &receipts, &heads).map_err(Trouble::Rejected)?;
+    let last = Last::of(head);
+    let mut facts = Facts::new(last.generation);
+    let heads = add_heads(&mut facts, &keys, &receipts, &heads).map_err(Trouble::Rejected)?;
+    shared.known.lock().read(last, heads.into_iter());
     if shared.breakage.drops_receipts {
         receipts.drain(..).for_each(|receipt| facts.add_receipt(receipt, None));
     }
     shared.learn_floors(&since.floors);
-    if !ranges.is_covered(shared, Generation(generation as u64), &since) {
+    if !ranges.is_covered(shared, last.generation, &since) {
         scanned = ranges.scan(shared, link).await.map_err(error)?;
     }
     ranges.add_to(&mut facts, shared, scanned, &since).map_err(Trouble::Rejected)?;
     Ok((facts, last))
 }
 
-fn add_heads(facts: &mut Facts, keys: &[&[u8]], receipts: &[Key], rows: &[Row]) -> Result<()> {
+/// Gives the heads that were found.
+fn add_heads(facts: &mut Facts, keys: &[&[u8]], receipts: &[Key], rows: &[Row]) -> Result<Vec<(Key, Option<Head>)>> {
     let mut found: BTreeMap<&[u8], &Row> = rows.iter().map(|row| (row.get::<_, &[u8]>(0), row)).collect();
     for receipt in receipts {
         let version = found.get(receipt.encoded()).map(|row| Version {
@@ -373,15 +432,18 @@ fn add_heads(facts: &mut Facts, keys: &[&[u8]], receipts: &[Key], rows: &[Row]) 
         });
         facts.add_receipt(receipt.clone(), version);
     }
+    let mut heads = Vec::with_capacity(keys.len());
     for key in keys {
         let head = found.remove(key).map(|row| Head {
             rev: Rev(row.get::<_, i64>(1) as u64),
             generation: Generation(row.get::<_, i64>(2) as u64),
             live: row.get(4),
         });
-        facts.add_head(key_of(key)?, head);
+        let key = key_of(key)?;
+        facts.add_head(key.clone(), head);
+        heads.push((key, head));
     }
-    Ok(())
+    Ok(heads)
 }
 
 pub(super) fn key_of(bytes: &[u8]) -> Result<Key> {
@@ -390,31 +452,27 @@ pub(super) fn key_of(bytes: &[u8]) -> Result<Key> {
 }
 
 /// Decides the commits of a group, each on what those before it leave.
-pub(super) fn decide(
-    shared: &Shared,
-    group: &[Job],
-    facts: &mut Facts,
-    Last { mut time, mut declared, has_others }: Last,
-) -> DecidedGroup {
+pub(super) fn decide(shared: &Shared, group: &[Job], facts: &mut Facts, before: Last) -> DecidedGroup {
+    let mut after = before;
     let (mut answers, mut applied) = (Vec::with_capacity(group.len()), Vec::new());
     for job in group {
-        let now = shared.env.now().max(time);
+        let now = shared.env.now().max(after.time);
         answers.push(match evaluate(job.commit.clone(), facts, now) {
             Err(error) => Err(error),
             Ok(Decision::Answer(receipt)) => Ok(Outcome::Applied(receipt)),
             Ok(Decision::Refuse(refusal)) => Ok(Outcome::Refused(refusal)),
             Ok(Decision::Apply(committed, receipt)) => {
                 facts.apply(&committed);
-                time = committed.time;
+                (after.generation, after.time) = (committed.generation, committed.time);
                 if committed.changes.iter().any(|change| change.key.space() == SPACES) {
-                    declared = committed.generation.0 as i64;
+                    after.declared = committed.generation.0 as i64;
                 }
                 applied.push(committed);
                 Ok(Outcome::Applied(receipt))
             }
         });
     }
-    DecidedGroup { answers, applied, declared, is_told: has_others }
+    DecidedGroup { answers, applied, before, after }
 }
 
 /// The rows of a table, as columns.
@@ -443,13 +501,23 @@ impl<'a> Versions<'a> {
 /// Rev, generation, time, value.
 type Columns<'a> = (i64, i64, i64, Option<&'a [u8]>);
 
-/// Writes what is decided, and commits. All statements are sent together.
+/// In which transaction a group is written.
+pub(super) struct Scope<'a> {
+    /// The id of the writer, and the number of the transaction.
+    pub(super) writer: (Uuid, i64),
+    /// The name of the user's transaction.
+    pub(super) own: Option<&'a str>,
+}
+
+/// Writes what is decided. Gives whether it was written: it is not if the head, or a version that was guessed, is not
+/// what it was decided with.
 pub(super) async fn write(
     shared: &Shared,
     link: &Link,
     decided: &DecidedGroup,
-    (writer, number): (Uuid, i64),
-) -> Result<(), tokio_postgres::Error> {
+    guessed: &Guessed,
+    Scope { writer: (writer, number), own }: Scope<'_>,
+) -> Answered<bool> {
     let mut newest: BTreeMap<&[u8], Columns<'_>> = BTreeMap::new();
     let (mut between, mut present) = (Versions::default(), Versions::default());
     let (mut old, mut old_until) = (Vec::new(), Vec::new());
@@ -480,13 +548,14 @@ pub(super) async fn write(
         }
     }
     newest.into_iter().for_each(|(key, columns)| present.push(key, columns, 0));
-    let Some(last) = decided.applied.last() else { return Ok(()) };
-    let (generation, time) = (last.generation.0 as i64, last.time.0 as i64);
-    let (sql, payload) = (&shared.sql, generation.to_string());
+    let (before, after) = (decided.before, decided.after);
+    let (generation, time) = (signed(after.generation), after.time.0 as i64);
+    let (expected, expected_time) = (signed(before.generation), before.time.0 as i64);
+    let (sql, payload, guessed_keys) = (&shared.sql, generation.to_string(), guessed.encoded());
     let Versions { keys: past, generations: from, revs: past_revs, times: past_times, values: past_values, until } =
         &between;
     let Versions { keys: all, revs, generations: made, times: at, values, .. } = &present;
-    let params: [Param<'_>; 26] = [
+    let params: [Param<'_>; 31] = [
         &old,
         &old_until,
         past,
@@ -507,12 +576,17 @@ pub(super) async fn write(
         &keys,
         &generation,
         &time,
-        &decided.declared,
+        &after.declared,
         &writer,
         &number,
         &sql.channel,
         &payload,
-        &decided.is_told,
+        &shared.process,
+        &expected,
+        &expected_time,
+        &guessed_keys,
+        &guessed.generations,
+        &own,
     ];
-    try_join(link.query(&sql.write, &params), link.run("COMMIT")).await.map(drop)
+    Ok(!link.query(&sql.write, &params).await?.is_empty())
 }
