@@ -24,6 +24,16 @@ pub(crate) struct AccessPath {
     prefix: Vec<u8>,
     /// The fields of the order that the keys continue with.
     following: Vec<usize>,
+    /// True if the index is unique and no field is bound to null, so that keys without null and missing have no id.
+    unique: bool,
+}
+
+/// Where the rest of an index begins, behind a cursor.
+pub(crate) enum IndexStart {
+    /// Behind this key, which only the entity at the cursor can have.
+    Behind(Vec<u8>),
+    /// At this key. The position of its entity tells on which side of the cursor the entity stands.
+    At(Vec<u8>),
 }
 
 /// The smallest bytes that are larger than all bytes with this prefix.
@@ -96,7 +106,7 @@ pub(crate) fn choose(query: &CheckedQuery, declaration: Option<&Declaration>, ke
     let Some(entity_type) = &query.entity_type else {
         let plan = Plan { access: Access::ScanAll, sorts: !query.order.is_empty() };
         let (ranges, prefix) = (Vec::new(), Vec::new());
-        return AccessPath { plan, ranges, order: Order::Ascending, prefix, following: Vec::new() };
+        return AccessPath { plan, ranges, order: Order::Ascending, prefix, following: Vec::new(), unique: false };
     };
     let conjuncts = query.conjuncts();
     let ways = declaration.into_iter().flat_map(Declaration::ready);
@@ -107,7 +117,7 @@ pub(crate) fn choose(query: &CheckedQuery, declaration: Option<&Declaration>, ke
         let prefix = index::prefix(entity_type, 0);
         let ranges = vec![(prefix.clone(), end_of(&prefix))];
         let plan = Plan { access: Access::ScanType, sorts: !query.order.is_empty() };
-        AccessPath { plan, ranges, order: Order::Ascending, prefix, following: Vec::new() }
+        AccessPath { plan, ranges, order: Order::Ascending, prefix, following: Vec::new(), unique: false }
     })
 }
 
@@ -118,7 +128,8 @@ fn by_subtype(query: &CheckedQuery, entity_type: &str, subtype: &str) -> (Score,
     let access = Access::Index { fields: vec!["subtype".into()], equal: 1, bounded: false };
     let ranges = vec![(prefix.clone(), end_of(&prefix))];
     let plan = Plan { access, sorts };
-    ((1, false, !sorts), AccessPath { plan, ranges, order: Order::Ascending, prefix, following: Vec::new() })
+    let following = Vec::new();
+    ((1, false, !sorts), AccessPath { plan, ranges, order: Order::Ascending, prefix, following, unique: false })
 }
 
 /// The fields bound to one value, whether the next field is bounded, and whether the order is served.
@@ -132,7 +143,7 @@ fn way(
     key_bytes: usize,
 ) -> Option<(Score, AccessPath)> {
     let mut prefix = index::prefix(entity_type, index.number);
-    let mut equal = 0;
+    let (mut equal, mut unique) = (0, index.unique);
     for field in &index.fields {
         let value = conjuncts.iter().find_map(|(of, comparison)| match comparison {
             Comparison::Equals(value) if *of == field => Some(value),
@@ -140,6 +151,7 @@ fn way(
         });
         let Some(value) = value else { break };
         json::encode(&mut prefix, Some(value));
+        unique &= !value.is_null();
         equal += 1;
     }
     let mut ranges = vec![(prefix.clone(), end_of(&prefix))];
@@ -163,7 +175,7 @@ fn way(
     let order = if direction == Direction::Descending { Order::Descending } else { Order::Ascending };
     let fields = index.fields.iter().map(ToString::to_string).collect();
     let plan = Plan { access: Access::Index { fields, equal, bounded }, sorts: !serves };
-    let path = AccessPath { plan, ranges, order, prefix, following: following.unwrap_or_default() };
+    let path = AccessPath { plan, ranges, order, prefix, following: following.unwrap_or_default(), unique };
     let score = (equal, bounded, serves && !(query.order.is_empty() && equal == 0));
     Some((score, path))
 }
@@ -182,15 +194,23 @@ fn served_order(query: &CheckedQuery, index: &Index, equal: usize) -> Option<(Ve
 }
 
 impl AccessPath {
-    /// The key after which an entity at this position stands, if the order is served. The key of a unique value has no
-    /// id and so stands just before this key. A backward read meets it again and recognizes it by its position.
-    pub(crate) fn key_at(&self, position: &OrderPosition, key_bytes: usize) -> Vec<u8> {
+    /// Where to start reading for the entities behind this position, in the direction of the read. The order must be
+    /// served.
+    pub(crate) fn start_behind(&self, position: &OrderPosition, key_bytes: usize) -> IndexStart {
         let mut key = self.prefix.clone();
-        self.following.iter().for_each(|at| key.extend_from_slice(&position.values[*at]));
-        // A key that would be too long with its id is the key of a unique value, which has none.
-        if key.len() + position.id.len() <= key_bytes {
+        let mut unique = self.unique;
+        for at in &self.following {
+            let value = &position.values[*at];
+            unique &= !json::is_missing_or_null(value);
+            key.extend_from_slice(value);
+        }
+        // The key of a unique value has no id. Since the cursor was made, the value may have got another owner.
+        if !unique {
             key.extend_from_slice(position.id.as_bytes());
         }
-        key
+        // No key of the index is longer than the limit, so none stands between a longer key and its start.
+        let shared = unique || key.len() > key_bytes;
+        key.truncate(key_bytes);
+        if shared { IndexStart::At(key) } else { IndexStart::Behind(key) }
     }
 }

@@ -2,7 +2,7 @@
 //! the same for every view, also of the past.
 
 use crate::entity::document::{EntityRecord, Moment};
-use crate::entity::plan::{self, AccessPath};
+use crate::entity::plan::{self, AccessPath, IndexStart};
 use crate::entity::query::{Access, CheckedQuery, OrderPosition};
 use crate::entity::{Entity, EntityError, EntityId, EntityView, Explained, Plan, Query, Result};
 use crate::page::Page;
@@ -110,11 +110,16 @@ impl QueryRun<'_> {
         };
         let after = self.query.after.as_ref().filter(|_| !self.path.plan.sorts);
         let Some(position) = after else { return ranges };
-        let key = match scans_all {
-            true => entities.key(&position.id),
-            false => entities.index_key(&self.path.key_at(position, entities.store().limits().key_bytes)),
+        let rest = |range: &Range| {
+            if scans_all {
+                return self.behind(range, &entities.key(&position.id));
+            }
+            match self.path.start_behind(position, entities.store().limits().key_bytes) {
+                IndexStart::Behind(key) => self.behind(range, &entities.index_key(&key)),
+                IndexStart::At(key) => self.starting_at(range, &entities.index_key(&key)),
+            }
         };
-        ranges.iter().map(|range| self.behind(range, &key)).collect()
+        ranges.iter().map(rest).collect()
     }
 
     /// The matches of a page in the requested order, and one more, which tells whether there is another page. If the
@@ -163,6 +168,14 @@ impl QueryRun<'_> {
         match self.path.order {
             Order::Ascending => rest.after(key),
             Order::Descending => rest.before(key),
+        }
+    }
+
+    /// The part of a range that begins with this key.
+    fn starting_at(&self, range: &Range, key: &Key) -> Range {
+        match self.path.order {
+            Order::Ascending => range.from(key),
+            Order::Descending => range.through(key),
         }
     }
 

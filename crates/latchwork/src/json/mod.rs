@@ -36,7 +36,7 @@ mod arbitrary;
 pub use error::JsonError;
 pub(crate) use fits::fits;
 pub(crate) use merge::merge;
-pub(crate) use order::{compare, encode, encode_string_prefix, equal, same_kind, skip};
+pub(crate) use order::{compare, encode, encode_string_prefix, equal, is_missing_or_null, same_kind, skip};
 pub use path::{Path, PathError};
 pub(crate) use path::{array_index, find_in};
 #[cfg(feature = "schema")]

@@ -95,6 +95,11 @@ pub(crate) fn skip(bytes: &[u8]) -> Option<usize> {
     }
 }
 
+/// True if these are the bytes of a missing value or of null.
+pub(crate) fn is_missing_or_null(bytes: &[u8]) -> bool {
+    matches!(bytes, [MISSING | NULL])
+}
+
 /// The length of an encoded string after its tag.
 fn string_length(bytes: &[u8]) -> Option<usize> {
     let mut at = 0;

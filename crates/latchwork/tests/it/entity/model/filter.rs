@@ -184,6 +184,29 @@ impl Condition {
         }
     }
 
+    /// The same JSON for all spellings of a condition that are one query: lists within lists, lists of one part, an
+    /// empty `any`, `differs`, and numbers as integers or floats.
+    fn one_spelling(&self) -> Value {
+        let spelled = |parts: &[Condition]| parts.iter().map(Condition::one_spelling).collect::<Vec<_>>();
+        match self {
+            Condition::Is(path, Test::Differs(value)) => {
+                json!({"not": Condition::Is(path, Test::Equals(value.clone())).one_spelling()})
+            }
+            Condition::Is(..) => canonical(&self.json()),
+            Condition::All(parts) => {
+                let parts = spelled(parts).into_iter().flat_map(|part| match part.get("and") {
+                    Some(Value::Array(inner)) => inner.clone(),
+                    _ => vec![part],
+                });
+                let mut parts: Vec<Value> = parts.collect();
+                if parts.len() == 1 { parts.remove(0) } else { json!({"and": parts}) }
+            }
+            Condition::Any(parts) if parts.is_empty() => json!({"not": {"and": []}}),
+            Condition::Any(parts) => json!({"or": spelled(parts)}),
+            Condition::Not(part) => json!({"not": part.one_spelling()}),
+        }
+    }
+
     /// True if the condition directly requires one value of this field.
     fn pins(&self, path: &str) -> bool {
         match self {
@@ -205,6 +228,12 @@ impl Asked {
             query.order_by(path, if *down { Direction::Descending } else { Direction::Ascending })
         });
         ordered.limit(self.limit)
+    }
+
+    /// True if a cursor of the one belongs to the other, too.
+    pub(super) fn is_same_query(&self, other: &Asked) -> bool {
+        let same_list = self.entity_type == other.entity_type && self.order == other.order;
+        same_list && self.condition.one_spelling() == other.condition.one_spelling()
     }
 
     pub(super) fn matches(&self, doc: &Doc) -> bool {
@@ -245,6 +274,7 @@ fn canonical(value: &Value) -> Value {
     match value {
         Value::Number(number) => json!(number.as_f64()),
         Value::Array(items) => items.iter().map(canonical).collect(),
+        Value::Object(fields) => fields.iter().map(|(name, field)| (name.clone(), canonical(field))).collect(),
         other => other.clone(),
     }
 }

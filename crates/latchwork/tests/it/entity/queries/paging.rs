@@ -12,6 +12,8 @@ on_every_backend!(
     every_plan_visits_everything_exactly_once,
     pages_of_a_pinned_view_do_not_move,
     pages_of_the_present_continue_after_the_last_seen_entity,
+    the_value_at_a_cursor_may_have_a_new_owner,
+    a_page_reads_only_what_follows_its_cursor,
     the_last_page_says_that_it_is_the_last,
 );
 
@@ -116,6 +118,70 @@ async fn pages_of_the_present_continue_after_the_last_seen_entity(bench: Bench) 
         assert_eq!(ids(&second.items), ["05", "06", "08"], "by {order:?}");
         let all = entities.find(&Query::of("t")).await.unwrap().items;
         entities.transact(all.iter().fold(Transaction::new(), |gone, e| gone.remove(&e.id))).await.unwrap();
+    }
+}
+
+/// The second page must have every entity behind the cursor once, also the one that has taken the value at the cursor
+/// since the first page. The key of a unique value has no id, so it does not show whether its entity stands before or
+/// behind the cursor. A key of the cursor's value and id can also be longer than an index allows.
+async fn the_value_at_a_cursor_may_have_a_new_owner(bench: Bench) {
+    let entities = bench.entities().await;
+    // Its key is one byte below the limit, so only an id of one letter fits behind it.
+    let long = "v".repeat(bench.limits.key_bytes - 9);
+    let cases = [("v", "m", "l"), ("v", "m", "n"), (&*long, "m", "l"), (&*long, "m", "n")];
+    let too_long = [(&*long, "many letters", "m"), (&*long, "many letters", "n")];
+    let mut types = (0..).map(|number| format!("{number:02}"));
+    for (value, shown, owner) in cases.into_iter().chain(too_long) {
+        for direction in [Ascending, Descending] {
+            for (unique, late) in [(true, false), (true, true), (false, true)] {
+                let name = types.next().unwrap();
+                let spec = TypeSpec::new(&*name);
+                let spec = if unique { spec.unique(["data.u"]) } else { spec.index(["data.u"]) };
+                let query = Query::of(&*name).order_by("data.u", direction);
+                if !late {
+                    entities.declare(spec.clone()).await.unwrap();
+                }
+                let last = if direction == Ascending { "w" } else { "u" };
+                fill(&entities, &name, [(shown, json!({"u": value})), ("z", json!({"u": last}))]).await;
+                let first = entities.find(query.clone().limit(1)).await.unwrap();
+                assert_eq!(ids(&first.items), [shown]);
+                let taken = Add::new(&*name).id(owner).data(json!({"u": value}));
+                entities.transact(Transaction::new().remove(shown).add(taken)).await.unwrap();
+                entities.declare(spec).await.unwrap();
+                let second = entities.find_explained(query.after(first.next)).await.unwrap();
+                assert_eq!(second.plan.to_string(), "index on data.u: 0 equal");
+                let is_behind = (owner > shown) == (direction == Ascending);
+                let expected = if is_behind { vec![owner, "z"] } else { vec!["z"] };
+                let case = format!("{owner} after {shown}, {direction:?}, {} bytes", value.len());
+                assert_eq!(ids(&second.page.items), expected, "{case}, unique {unique}, late {late}");
+                entities.transact(Transaction::new().remove(owner).remove("z")).await.unwrap();
+            }
+        }
+    }
+    // A filter that binds the value leaves only the id to order by.
+    let query = Query::of("t").filter(field("data.u").equals("v"));
+    fill(&entities, "t", [("l", json!({"u": "v"})), ("n", json!({"u": "v"}))]).await;
+    let first = entities.find(query.clone().limit(1)).await.unwrap();
+    entities.remove("l").await.unwrap();
+    entities.declare(TypeSpec::new("t").unique(["data.u"])).await.unwrap();
+    let second = entities.find_explained(query.after(first.next)).await.unwrap();
+    assert_eq!((ids(&second.page.items), second.examined), (vec!["n".to_string()], 1));
+}
+
+/// A page does not read again what the pages before have shown, however many entities have the value at the cursor.
+async fn a_page_reads_only_what_follows_its_cursor(bench: Bench) {
+    let entities = bench.entities().await;
+    entities.declare(TypeSpec::new("t").index(["data.n"]).unique(["data.u"])).await.unwrap();
+    let item = |n: u32| Add::new("t").id(format!("{n:02}")).data(json!({"n": 7, "u": null}));
+    entities.add_many((0..60).map(item)).await.unwrap();
+    let view = entities.now().await.unwrap();
+    let of = |field: &str, direction| Query::of("t").order_by(field, direction);
+    let null = Query::of("t").filter(field("data.u").equals(()));
+    let queries = [of("data.n", Ascending), of("data.n", Descending), of("data.u", Ascending), null];
+    for query in queries.into_iter().chain([of("data.u", Descending), Query::of("t")]) {
+        let pages = pages(&view, &query, 20).await;
+        let examined: Vec<_> = pages.iter().map(|found| found.examined).collect();
+        assert_eq!(examined, [21, 21, 20], "{query:?}");
     }
 }
 
