@@ -18,11 +18,13 @@ pub struct Watch {
     /// History was read up to this generation.
     through: Generation,
     position: Generation,
+    /// The storage was asked for its newest generation. It tells of later ones itself.
+    has_asked: bool,
 }
 
 impl Watch {
     pub(crate) fn new(store: Store, range: Range, after: Generation) -> Watch {
-        Watch { store, range, read: VecDeque::new(), through: after, position: after }
+        Watch { store, range, read: VecDeque::new(), through: after, position: after, has_asked: false }
     }
 
     /// Returns the next commit with its changes in the range. Fails with [`crate::StoreError::HistoryDropped`] if the
@@ -50,8 +52,9 @@ impl Watch {
             }
             self.position = self.through;
             let backend = self.store.backend();
-            let latest = backend.latest().await?;
-            if latest <= self.through {
+            // This process may not have heard of the newest generation yet.
+            if self.has_asked || backend.latest().await? <= self.through {
+                self.has_asked = true;
                 backend.newer(self.through).await?;
             }
             let changes = backend.changes(self.range.clone(), self.through, READ_AHEAD).await?;

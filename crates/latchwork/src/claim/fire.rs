@@ -197,8 +197,7 @@ impl ClaimsInner {
             if let Some(before) = self.fired_before(&mut call).await? {
                 return Ok(before);
             }
-            let view = self.ledger.view().await?;
-            let standing = self.ledger.standing(&view, &call.entity).await?;
+            let (view, standing) = self.ledger.find(&call.entity).await?;
             let standing = standing.ok_or_else(|| ClaimError::NotFound { id: call.entity.clone() })?;
             let terms = match self.possible(machine, &standing, &call)? {
                 Possible::Step(terms) => terms,

@@ -8,6 +8,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures_util::future::try_join;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -114,6 +115,16 @@ impl Ledger {
         let claiming = claim.terms.claim_into.as_deref();
         let standing = self.standing(&view, entity).await?;
         Ok(Some((rev, standing.filter(|standing| claim.terms.status(standing.data()) == claiming))))
+    }
+
+    /// A new view, and the entity or the row of this id. The row is read at the same time as the view is opened.
+    pub(crate) async fn find(&self, id: &EntityId) -> Result<(View, Option<Standing>)> {
+        if let Some(rows) = self.row_of(id)? {
+            return try_join(self.view(), rows.standing(id)).await;
+        }
+        let view = self.view().await?;
+        let standing = self.entities.standing(&view, id).await?;
+        Ok((view, standing))
     }
 
     /// The entity or the row of this id.

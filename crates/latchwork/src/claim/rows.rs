@@ -15,7 +15,7 @@ use crate::claim::config::ClaimWorkflow;
 use crate::claim::error::{ActionError, ClaimError, Result};
 use crate::claim::inspect::inspect;
 use crate::entity::{EntityId, Standing};
-use crate::store::tokio_postgres::types::Type;
+use crate::store::tokio_postgres::types::{ToSql, Type};
 use crate::store::{Commit, Outcome, Postgres, Rev, SqlEnded, SqlError, SqlTransaction, SqlTx, Store};
 use crate::workflow::Boxed;
 
@@ -182,7 +182,7 @@ async fn attempt(
     sql: &[SqlWork],
     action: &str,
 ) -> std::result::Result<Outcome, RowMiss> {
-    let transaction = postgres.begin().await.map_err(|error| RowMiss::Failed(error.into()))?;
+    let transaction = postgres.begin().await.map_err(|error| RowMiss::Failed(error.into()))?.repeatable();
     if let Err(miss) = prepare(&transaction, row, sql, action).await {
         transaction.roll_back().await;
         return Err(miss);
@@ -224,12 +224,12 @@ impl RowChange {
         let id = || EntityId::from(format!("{}:{}", self.table.name, self.row));
         match &self.kind {
             RowChangeKind::Moves { from, to, version } => {
-                let changed = tx.query_opt(&self.table.update, &[&self.row, from, to, version]).await;
-                let changed = changed.map_err(|error| missed(error, action))?;
-                let returned: i64 = changed.ok_or(RowMiss::Moved)?.get(0);
                 // A trigger that runs after the update changes what the update has returned.
-                let found = tx.query_opt(&self.table.lock, &[&self.row]).await;
-                let found = found.map_err(|error| missed(error, action))?.map(|row| row.get::<_, i64>(0));
+                let statements: [(&str, &[&(dyn ToSql + Sync)]); 2] =
+                    [(&self.table.update, &[&self.row, from, to, version]), (&self.table.lock, &[&self.row])];
+                let rows = tx.query_each(&statements).await.map_err(|error| missed(error, action))?;
+                let [changed, found] = [0, 1].map(|at: usize| rows[at].first().map(|row| row.get::<_, i64>(0)));
+                let returned = changed.ok_or(RowMiss::Moved)?;
                 if returned == version + 1 && found == Some(returned) {
                     return Ok(());
                 }

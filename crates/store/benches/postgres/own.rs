@@ -36,7 +36,7 @@ async fn insert_for(store: Store, space: Space, first: i64, time: Duration) -> i
     let (postgres, value) = (store.postgres().expect("it is in PostgreSQL"), "x".repeat(VALUE_BYTES));
     let (began, mut made) = (Instant::now(), 0);
     while began.elapsed() < time {
-        let transaction = postgres.begin().await.expect("a transaction");
+        let transaction = postgres.begin().await.expect("a transaction").repeatable();
         let id = first + made;
         let inserted = transaction.tx().execute("INSERT INTO own VALUES ($1, $2)", &[&id, &value]).await;
         assert_eq!(inserted.expect("an insert"), 1);

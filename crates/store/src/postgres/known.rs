@@ -1,18 +1,22 @@
-//! What this process knows of the newest state without reading: where the last transaction left the head, and the newest
-//! versions of keys that were read or written lately. A group of commits can be decided on it at once. That is a guess:
-//! the statement that writes the group compares it with the tables, and writes nothing if it is wrong.
+//! What this process knows of the newest state without reading: where the last transaction left the head, and the
+//! newest versions of keys that were read or written lately. A group of commits can be decided on it at once. That is a
+//! guess: the statement that writes the group compares it with the tables, and writes nothing if it is wrong. It also
+//! knows which spaces its own last commits touched, so that a watch on another space need not ask.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use crate::backend::{Facts, Needs};
 use crate::commit::Head;
 use crate::postgres::read::signed;
 use crate::postgres::writer::{Job, Last};
 use crate::space::RECEIPTS;
-use crate::{Change, Committed, Key};
+use crate::{Change, Committed, Generation, Key, SpaceId};
 
 /// How many keys are remembered, in two halves: when the newer one is full, the older one is forgotten.
 const HALF: usize = 8192;
+
+/// How many of the newest commits are remembered.
+const COMMITS: usize = 4096;
 
 /// How many transactions go without a guess after many wrong ones.
 const LONGEST_PAUSE: u32 = 64;
@@ -22,10 +26,28 @@ pub(super) struct Known {
     last: Option<Last>,
     newer: HashMap<Key, Head>,
     older: HashMap<Key, Head>,
+    /// Commits of this process without a commit of another one between them: the generation after them, and which
+    /// spaces each has touched, in the order of generations.
+    next: Generation,
+    touched: VecDeque<Spaces>,
     /// How many transactions still go without a guess.
     pause: u32,
     /// How many go without one after the next wrong guess.
     next_pause: u32,
+}
+
+/// A set of spaces. It may hold more spaces than were added.
+#[derive(Clone, Copy, Default)]
+struct Spaces(u64);
+
+impl Spaces {
+    fn of(space: SpaceId) -> Spaces {
+        Spaces(1 << (space.0 % u64::BITS))
+    }
+
+    fn may_hold(self, space: SpaceId) -> bool {
+        self.0 & Spaces::of(space).0 != 0
+    }
 }
 
 /// What a group of commits is decided on, without a look at the tables.
@@ -116,10 +138,32 @@ impl Known {
             self.last = Some(last);
         }
         for Committed { generation, changes, .. } in applied {
+            let touched = changes.iter().fold(0, |all, change| all | Spaces::of(change.key.space()).0);
+            self.remember_commit(*generation, Spaces(touched));
             for Change { key, rev, value } in changes.iter().filter(|change| change.key.space() != RECEIPTS) {
                 self.remember(key.clone(), Head { rev: *rev, generation: *generation, live: value.is_some() });
             }
         }
+    }
+
+    fn remember_commit(&mut self, generation: Generation, touched: Spaces) {
+        // Answers to two transactions may be told in either order.
+        if generation < self.next {
+            return;
+        }
+        if generation > self.next || self.touched.len() >= COMMITS {
+            self.touched.clear();
+        }
+        self.touched.push_back(touched);
+        self.next = generation.next();
+    }
+
+    /// True if no commit after one generation and up to another one has touched a space. False if that is not known.
+    pub(super) fn is_untouched(&self, space: SpaceId, after: Generation, through: Generation) -> bool {
+        let first = self.next.0.saturating_sub(self.touched.len() as u64);
+        let is_known = first <= after.0 + 1 && through < self.next;
+        let commits = || self.touched.range((after.0 + 1 - first) as usize..=(through.0 - first) as usize);
+        is_known && after < through && !commits().any(|touched| touched.may_hold(space))
     }
 
     pub(super) fn guessed_right(&mut self) {
@@ -138,5 +182,129 @@ impl Guessed {
     /// The keys, as a parameter of a statement.
     pub(super) fn encoded(&self) -> Vec<&[u8]> {
         self.keys.iter().map(Key::encoded).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::{Commit, Range, Rev, Timestamp};
+
+    fn key(space: u32, name: &str) -> Key {
+        let encoded = [&space.to_be_bytes(), name.as_bytes()].concat();
+        Key::from_encoded(Bytes::from(encoded)).unwrap()
+    }
+
+    fn last(generation: u64) -> Last {
+        Last { generation: Generation(generation), time: Timestamp(generation * 10), declared: 1 }
+    }
+
+    fn committed(generation: u64, key: &Key) -> Committed {
+        let change = Change { key: key.clone(), rev: Rev(1), value: Some(Bytes::new()) };
+        let (generation, time) = (Generation(generation), Timestamp(generation * 10));
+        Committed { generation, time, meta: Bytes::new(), changes: vec![change] }
+    }
+
+    fn land(known: &mut Known, generation: u64, space: u32) {
+        known.landed(&[committed(generation, &key(space, "k"))], last(generation));
+    }
+
+    fn put(name: &str) -> [Job; 1] {
+        [Job::alone(Commit::new().put(&key(9, name), "1"))]
+    }
+
+    #[test]
+    fn only_an_unbroken_row_of_own_commits_tells_what_was_not_touched() {
+        let mut known = Known::default();
+        let untouched = |known: &Known, space: u32, after: u64, through: u64| {
+            known.is_untouched(SpaceId(space), Generation(after), Generation(through))
+        };
+        assert!(!untouched(&known, 20, 0, 1), "nothing is known");
+        for (generation, space) in [(5, 17), (6, 18), (7, 17)] {
+            land(&mut known, generation, space);
+        }
+        assert!(untouched(&known, 20, 4, 7) && untouched(&known, 18, 6, 7) && untouched(&known, 17, 5, 6));
+        assert!(!untouched(&known, 18, 4, 7) && !untouched(&known, 17, 6, 7));
+        assert!(!untouched(&known, 20, 3, 7), "commit 4 is of another process");
+        assert!(!untouched(&known, 20, 4, 8), "commit 8 is not known yet");
+        assert!(!untouched(&known, 20, 7, 7) && !untouched(&known, 20, 8, 7));
+        assert!(!untouched(&known, 17 + 64, 4, 7), "spaces may be taken for others");
+        // Commit 8 is of another process, or its answer comes later.
+        land(&mut known, 9, 17);
+        assert!(!untouched(&known, 20, 7, 9) && untouched(&known, 20, 8, 9));
+        land(&mut known, 8, 20);
+        assert!(!untouched(&known, 20, 7, 9));
+        for generation in 10..10 + 2 * COMMITS as u64 {
+            land(&mut known, generation, 17);
+            assert!(known.touched.len() <= COMMITS && untouched(&known, 20, generation - 1, generation));
+        }
+    }
+
+    #[test]
+    fn a_guess_needs_a_head_that_stays_and_no_range() {
+        let mut known = Known::default();
+        assert!(known.guess(&put("a")).is_none(), "nothing is known");
+        known.read(last(4), std::iter::empty());
+        assert!(known.guess(&put("a")).is_none(), "others may commit, too");
+        known.read(last(4), std::iter::empty());
+        let guess = known.guess(&put("a")).expect("no other process has committed");
+        assert_eq!((guess.last.generation, guess.versions.generations), (Generation(4), vec![0]));
+        land(&mut known, 5, 9);
+        let guess = known.guess(&put("k")).expect("this process has made the last commit");
+        assert_eq!((guess.last.generation, guess.versions.generations), (Generation(5), vec![5]));
+        // What is answered late does not take the head back.
+        land(&mut known, 3, 9);
+        assert_eq!(known.guess(&put("k")).unwrap().last.generation, Generation(5));
+        let all = Range::of_space(SpaceId(9));
+        let ranged = [Job::alone(Commit::new().unchanged(&all, Generation(4)).put(&key(9, "k"), "1"))];
+        assert!(known.guess(&ranged).is_none());
+    }
+
+    /// Both the receipt and its key must count as absent, whatever is known of earlier commits.
+    #[test]
+    fn a_commit_id_is_always_guessed_to_be_new() {
+        let mut known = Known::default();
+        let id = crate::CommitId([7; 16]);
+        let job = || [Job::alone(Commit::new().id(id).put(&key(9, "k"), "1"))];
+        let receipt = Needs::of(&job()[0].commit).receipt().unwrap();
+        known.landed(&[committed(5, &key(9, "k")), committed(6, &receipt)], last(6));
+        let guess = known.guess(&job()).unwrap();
+        assert_eq!(guess.versions.keys, [key(9, "k"), receipt]);
+        assert_eq!(guess.versions.generations, [5, 0]);
+    }
+
+    #[test]
+    fn wrong_guesses_become_rare_and_right_ones_make_up_for_them() {
+        let mut known = Known::default();
+        let mut pauses = Vec::new();
+        for _ in 0..9 {
+            land(&mut known, 5, 9);
+            let mut pause = 0;
+            while known.guess(&put("k")).is_none() {
+                pause += 1;
+            }
+            pauses.push(pause);
+            known.guessed_wrong();
+        }
+        assert_eq!(pauses, [0, 0, 1, 2, 4, 8, 16, 32, 64]);
+        known.pause = 0;
+        land(&mut known, 5, 9);
+        known.guessed_right();
+        known.guessed_wrong();
+        land(&mut known, 6, 9);
+        assert!(known.guess(&put("k")).is_none() && known.guess(&put("k")).is_some(), "one pause");
+    }
+
+    #[test]
+    fn keys_that_were_not_used_lately_are_forgotten() {
+        let mut known = Known::default();
+        let names: Vec<Key> = (0..3 * HALF).map(|number| key(9, &number.to_string())).collect();
+        for (generation, name) in (1..).zip(&names) {
+            known.landed(&[committed(generation, name)], last(generation));
+            assert!(known.head(&names[0]).is_some(), "it is used all the time");
+        }
+        assert!(known.head(&names[1]).is_none() && known.newer.len() + known.older.len() <= 2 * HALF);
     }
 }

@@ -1,6 +1,7 @@
 //! Connections to the server: opening them, running statements on them, and what their errors mean. Knows no table.
 
 use std::collections::HashMap;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use futures_util::future::try_join_all;
@@ -57,12 +58,14 @@ fn is_of_tls(error: &tokio_postgres::Error) -> bool {
 
 /// A connection. Statements that are polled together are sent together, in the order in which they are first polled.
 pub(super) struct Link {
-    client: Client,
+    client: Arc<Client>,
     /// By the address of the statement. Empty behind a pooler: there, prepared statements would belong to connections
     /// that are not ours. A statement that is not here is sent with its text.
     prepared: HashMap<usize, Statement>,
     driver: Arc<Driver>,
 }
+
+pub(super) type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 pub(super) type Param<'a> = &'a (dyn ToSql + Sync);
 
@@ -75,7 +78,7 @@ impl Link {
         let prepared = try_join_all(statements.iter().map(|sql| client.prepare_typed(&sql.text, sql.types))).await;
         let prepared = prepared.map_err(|error| failed("prepare a statement on", &error))?;
         let prepared = statements.iter().map(|sql| place(sql)).zip(prepared).collect();
-        Ok(Link { client, prepared, driver })
+        Ok(Link { client: Arc::new(client), prepared, driver })
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -116,6 +119,12 @@ impl Link {
     /// Runs a statement without parameters and results, such as `BEGIN`.
     pub(super) async fn run(&self, text: &str) -> Result<(), tokio_postgres::Error> {
         self.client.batch_execute(text).await
+    }
+
+    /// The same, as a future that may be kept: nothing else of the link is needed for it.
+    pub(super) fn run_apart(&self, text: String) -> Boxed<Result<(), tokio_postgres::Error>> {
+        let client = self.client.clone();
+        Box::pin(async move { client.batch_execute(&text).await })
     }
 }
 

@@ -45,7 +45,7 @@ use known::Known;
 use link::{Address, Link, failed};
 use own::Slots;
 use retain::{Pins, keep};
-use schema::{Statements, VERSION, create};
+use schema::{Sql, Statements, VERSION, create, plans};
 use writer::{Job, Jobs, Writer, key_of};
 
 /// What the tasks of a backend share.
@@ -131,8 +131,24 @@ impl Shared {
     /// A connection of one's own.
     async fn open(&self) -> Result<Link> {
         let sql = &self.sql;
-        let often = [&sql.lock_head, &sql.heads, &sql.range, &sql.floors, &sql.write, &sql.group];
-        Link::open(&self.address, if self.is_pooled { &[] } else { &often }).await
+        let link = self.open_for(&[&sql.lock_head, &sql.heads, &sql.range, &sql.floors, &sql.write]).await?;
+        if !self.is_pooled {
+            // A server that does not know a setting plans as it likes.
+            let _ = link.run(&plans("")).await;
+        }
+        Ok(link)
+    }
+
+    /// A connection for transactions of the user's own.
+    async fn open_own(&self) -> Result<Link> {
+        let sql = &self.sql;
+        let ends = [&sql.write_or_fail, &sql.lock_own_head, &sql.heads, &sql.range, &sql.floors, &sql.write];
+        self.open_for(&ends).await
+    }
+
+    /// A connection that prepares statements.
+    async fn open_for(&self, often: &[&Sql]) -> Result<Link> {
+        Link::open(&self.address, if self.is_pooled { &[] } else { often }).await
     }
 
     /// Waits for the server no longer than a commit may wait.

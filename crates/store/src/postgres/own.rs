@@ -3,18 +3,26 @@
 //! the last two round trips, as the writer locks it. Knows nothing of what the commit is for.
 
 use std::collections::HashMap;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 
-use futures_util::future::{try_join, try_join3};
+use futures_util::future::{try_join, try_join4};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, RwLock, Semaphore};
+use tokio_postgres::error::SqlState;
 use tokio_postgres::{CancelToken, Statement};
 
+use crate::backend::Facts;
 use crate::postgres::known::Guessed;
-use crate::postgres::link::{Link, Param, failed, is_refusal, told};
+use crate::postgres::link::{Boxed, Link, Param, failed, is_refusal, told};
+use crate::postgres::schema::{OWN_SYNC, plans};
 use crate::postgres::sql::{SqlError, SqlTx, runs_again};
-use crate::postgres::writer::{DecidedGroup, FIRST_PAUSE, Job, LAST_PAUSE, Scope, Trouble, decide, gather, write};
+use crate::postgres::writer::{
+    Answered, DecidedGroup, FIRST_PAUSE, Job, LAST_PAUSE, Last, Scope, Trouble, decide, gather, write,
+};
 use crate::postgres::{PostgresBackend, Shared};
 use crate::{Commit, Outcome, Receipt, Refusal, Result, Store, StoreError, Uuid};
 
@@ -26,15 +34,9 @@ const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;";
 /// connection of the server may come from another program: there, this comes before each transaction.
 const RESET: &str = "SET SESSION AUTHORIZATION DEFAULT; RESET ROLE; RESET ALL;";
 
-/// What ends the user's part. Constraints that wait for the end are checked before the store's row is locked, with the
-/// role that the user's SQL has chosen; the store writes with its own. A body does not make the commit less durable
-/// than every commit is, but may ask for more. From here on, a process that is gone without a word holds no lock for
-/// long.
-const USER_ENDS: &str = "SET CONSTRAINTS ALL IMMEDIATE; SET SESSION AUTHORIZATION DEFAULT; RESET ROLE;
-     SELECT set_config('idle_in_transaction_session_timeout', '10s', true),
-       CASE WHEN current_setting('synchronous_commit') <> 'remote_apply' THEN
-         CASE WHEN set_config('synchronous_commit', NULL, true) <> 'remote_apply' THEN
-           set_config('synchronous_commit', 'on', true) END END";
+/// What ends the user's part: constraints that wait for the end are checked before the store's row is locked, with the
+/// role that the user's SQL has chosen; the store writes with its own.
+const USER_ENDS: &str = "SET CONSTRAINTS ALL IMMEDIATE; SET SESSION AUTHORIZATION DEFAULT; RESET ROLE;";
 
 /// What the user's SQL may leave on a connection that no transaction takes along.
 const CLEAN: &str = "SELECT pg_advisory_unlock_all(); CLOSE ALL; UNLISTEN *; DISCARD TEMP";
@@ -48,9 +50,13 @@ pub(super) struct Slots {
 /// A connection, and the row that tells which of its transactions has landed last.
 pub(super) struct Slot {
     pub(super) link: Link,
+    /// What its last transaction has left is being removed.
+    cleaning: Mutex<Option<Boxed<Answered<()>>>>,
     /// The user's statements that are prepared on it.
     pub(super) statements: Mutex<HashMap<Box<str>, Statement>>,
     pub(super) is_pooled: bool,
+    /// How the store's statements are planned.
+    plans: String,
     id: Uuid,
     number: i64,
 }
@@ -127,7 +133,7 @@ impl Postgres {
         loop {
             let free = self.shared.slots.free.lock().pop();
             let is_new = free.is_none();
-            let slot = match free {
+            let mut slot = match free {
                 Some(slot) if slot.link.is_closed() => continue,
                 Some(slot) => slot,
                 None => self.shared.open_slot().await?,
@@ -135,7 +141,15 @@ impl Postgres {
             let name = self.shared.env.uuid().to_string();
             let reset = if self.shared.is_pooled { RESET } else { "" };
             let begin = format!("{reset} {BEGIN} SET LOCAL latchwork.own = '{name}'");
-            match self.shared.in_time(slot.link.drive(slot.link.run(&begin))).await? {
+            let cleaning = slot.cleaning.get_mut().take();
+            // The server does one after the other.
+            let begun = async {
+                match cleaning {
+                    Some(cleaning) => try_join(cleaning, slot.link.run(&begin)).await.map(drop),
+                    None => slot.link.run(&begin).await,
+                }
+            };
+            match self.shared.in_time(slot.link.drive(begun)).await? {
                 Ok(()) => return Ok(SqlTransaction::new(self, slot, name, permit)),
                 Err(error) if is_new => return Err(failed("begin a transaction on", &error)),
                 // The connection was lost while it was not in use.
@@ -147,10 +161,22 @@ impl Postgres {
 
 impl Shared {
     async fn open_slot(&self) -> Result<Slot> {
-        let link = self.in_time(self.open()).await??;
+        let link = self.in_time(self.open_own()).await??;
         let rows = link.query(&self.sql.new_id, &[]).await.map_err(|error| failed("read from", &error))?;
+        // A server that does not know a setting plans as it likes.
+        let plans = plans("LOCAL");
+        let is_known = !self.is_pooled && link.run(&plans).await.is_ok();
+        let plans = if is_known { plans } else { String::new() };
         let id = rows.first().map(|row| row.get(0)).ok_or_else(|| StoreError::corrupt("a new id", "there is none"))?;
-        Ok(Slot { link, statements: Mutex::default(), is_pooled: self.is_pooled, id, number: 0 })
+        Ok(Slot {
+            link,
+            cleaning: Mutex::default(),
+            statements: Mutex::default(),
+            is_pooled: self.is_pooled,
+            plans,
+            id,
+            number: 0,
+        })
     }
 }
 
@@ -164,6 +190,44 @@ pub(super) struct OpenTransaction {
     name: String,
 }
 
+/// Why a commit was not decided, and whether the server has said nothing.
+struct NotDecided {
+    error: SqlError,
+    is_silent: bool,
+}
+
+/// Ends a transaction after some work. What the user's SQL has left on the connection is removed right after that: this
+/// is sent with the end, and the caller does not wait for it.
+async fn end(
+    link: &Link,
+    cleaning: &mut Option<Boxed<Answered<()>>>,
+    how: &str,
+    work: impl Future<Output = Answered<()>>,
+) -> Answered<()> {
+    let mut clean = link.run_apart(format!("{RESET} {CLEAN}"));
+    let mut cleaned = None;
+    let ended = link.drive(async {
+        let mut ended = pin!(try_join(work, link.run(how)));
+        poll_fn(|context| {
+            let polled = ended.as_mut().poll(context);
+            // It is sent in the first poll, too.
+            if cleaned.is_none()
+                && let Poll::Ready(done) = clean.as_mut().poll(context)
+            {
+                cleaned = Some(done);
+            }
+            polled
+        })
+        .await
+    });
+    let ended = ended.await;
+    *cleaning = Some(match cleaned {
+        Some(cleaned) => Box::pin(std::future::ready(cleaned)),
+        None => clean,
+    });
+    ended.map(drop)
+}
+
 /// An open transaction. If it is dropped before its end, a running statement is cancelled and everything is rolled
 /// back.
 #[must_use = "a transaction that is dropped is rolled back"]
@@ -172,6 +236,7 @@ pub struct SqlTransaction {
     open: Arc<OpenTransaction>,
     /// Held as long as the connection is in use.
     permit: Option<OwnedSemaphorePermit>,
+    is_repeatable: bool,
 }
 
 /// How a transaction ended.
@@ -211,7 +276,7 @@ impl SqlTransaction {
     fn new(postgres: &Postgres, slot: Slot, name: String, permit: OwnedSemaphorePermit) -> SqlTransaction {
         let cancel = slot.link.cancel_token();
         let open = OpenTransaction { slot: RwLock::new(Some(slot)), runs_again: AtomicBool::new(false), cancel, name };
-        SqlTransaction { postgres: postgres.clone(), open: Arc::new(open), permit: Some(permit) }
+        SqlTransaction { postgres: postgres.clone(), open: Arc::new(open), permit: Some(permit), is_repeatable: false }
     }
 
     pub(super) fn postgres(&self) -> &Postgres {
@@ -229,11 +294,19 @@ impl SqlTransaction {
         self.open.runs_again.load(Ordering::SeqCst)
     }
 
+    /// Says that the caller runs its SQL again in a new transaction if this one fails with an error that
+    /// [may pass](SqlError::runs_again). If other commits are rare, the end of the transaction is a round trip shorter
+    /// then. If one lands at the same moment, this transaction is rolled back with [`SqlError::Outrun`].
+    pub fn repeatable(mut self) -> SqlTransaction {
+        self.is_repeatable = true;
+        self
+    }
+
     /// Ends the transaction without its changes.
     pub async fn roll_back(mut self) {
         let Some(slot) = self.open.slot.write().await.take() else { return };
-        let permit = self.permit.take();
-        self.postgres.shared.roll_back(slot, permit).await;
+        let _in_use = self.permit.take();
+        self.postgres.shared.roll_back(slot).await;
     }
 
     /// Decides the commit and writes it in this transaction, and commits both. A connection that is lost meanwhile does
@@ -250,101 +323,141 @@ impl SqlTransaction {
         }
         let Some(slot) = self.open.slot.write().await.take() else { return Ok(SqlEnded::RolledBack(SqlError::Ended)) };
         let shared = self.postgres.shared.clone();
-        let permit = self.permit.take();
-        shared.end_own(slot, &self.open.name, commit, permit).await
+        let _in_use = self.permit.take();
+        shared.end_own(slot, &self.open.name, commit, self.is_repeatable).await
     }
 }
 
 impl Shared {
     /// Rolls back, and keeps the connection if it is still good.
-    async fn roll_back(self: &Arc<Self>, slot: Slot, permit: Option<OwnedSemaphorePermit>) {
-        if let Ok(Ok(())) = self.in_time(slot.link.drive(slot.link.run("ROLLBACK"))).await {
-            self.clean(slot, permit);
+    async fn roll_back(&self, mut slot: Slot) {
+        let Slot { link, cleaning, .. } = &mut slot;
+        if let Ok(Ok(())) = self.in_time(end(link, cleaning.get_mut(), "ROLLBACK", std::future::ready(Ok(())))).await {
+            self.slots.give_back(slot);
         }
     }
 
-    /// Cleans a connection that is in no transaction, and keeps it. No caller waits for that.
-    fn clean(self: &Arc<Self>, slot: Slot, permit: Option<OwnedSemaphorePermit>) {
-        let shared = self.clone();
-        tokio::spawn(async move {
-            let clean = format!("{RESET} {CLEAN}");
-            if let Ok(Ok(())) = shared.in_time(slot.link.run(&clean)).await {
-                shared.slots.give_back(slot);
-            }
-            drop(permit);
-        });
-    }
-
-    async fn end_own(
-        self: &Arc<Self>,
-        mut slot: Slot,
-        name: &str,
-        commit: Commit,
-        permit: Option<OwnedSemaphorePermit>,
-    ) -> Result<SqlEnded> {
+    async fn end_own(&self, mut slot: Slot, name: &str, commit: Commit, is_repeatable: bool) -> Result<SqlEnded> {
         if self.is_closed() {
-            self.roll_back(slot, permit).await;
+            self.roll_back(slot).await;
             return Err(StoreError::Closed);
         }
         slot.number += 1;
         let job = [Job::alone(commit)];
-        let (is_open, cause) = (AtomicBool::new(true), Mutex::new(None));
-        let link = &slot.link;
+        let guess = if is_repeatable { self.known.lock().guess(&job) } else { None };
+        if let Some(guess) = guess {
+            let (mut facts, versions) = (guess.facts, guess.versions);
+            let decided = decide(self, &job, &mut facts, guess.last);
+            if decided.is_to_land() && !decided.applied.is_empty() {
+                return self.end_guessed(slot, name, decided, versions).await;
+            }
+        }
+        let (mut facts, last) = match self.gather_own(&slot, name, &job).await {
+            Ok(gathered) => gathered,
+            Err(NotDecided { error, is_silent }) => {
+                if !is_silent {
+                    self.roll_back(slot).await;
+                }
+                return Ok(SqlEnded::RolledBack(error));
+            }
+        };
+        let decided = decide(self, &job, &mut facts, last);
+        if !decided.is_to_land() {
+            // A commit that has landed before under the same id: so has the SQL that was with it.
+            self.roll_back(slot).await;
+            return self.told_own(decided);
+        }
+        let (id, number) = (slot.id, slot.number);
+        match self.in_time(self.write_own(&mut slot, name, &decided)).await {
+            Ok(Ok(())) => {
+                self.slots.give_back(slot);
+                self.told_own(decided)
+            }
+            Ok(Err(error)) if is_refusal(&error) => {
+                self.slots.give_back(slot);
+                Ok(SqlEnded::RolledBack(SqlError::of(&error)))
+            }
+            _ => self.look_up_own((id, number), decided).await,
+        }
+    }
+
+    /// Ends the user's part, locks the head, and reads what the commit is decided on.
+    async fn gather_own(&self, slot: &Slot, name: &str, job: &[Job]) -> std::result::Result<(Facts, Last), NotDecided> {
+        let (is_open, cause, link) = (AtomicBool::new(true), Mutex::new(None), &slot.link);
         let told = |error: &tokio_postgres::Error| *cause.lock() = Some(SqlError::of(error));
-        let begin = async { link.run(USER_ENDS).await.inspect_err(told) };
+        // From here on, a process that is gone without a word holds no lock for long.
+        let ends = format!(
+            "{USER_ENDS} {} SELECT set_config('idle_in_transaction_session_timeout', '10s', true), {OWN_SYNC}",
+            slot.plans
+        );
+        let begin = async { link.run(&ends).await.inspect_err(told) };
         let lock = async {
             let head = link.query(&self.sql.lock_own_head, &[&name]).await.inspect_err(told)?;
             is_open.store(!head.is_empty(), Ordering::SeqCst);
             Ok(head)
         };
-        let gathered = self.in_time(link.drive(gather(self, link, &job, (begin, lock)))).await;
-        let (mut facts, last) = match gathered {
-            _ if !is_open.load(Ordering::SeqCst) => {
-                self.roll_back(slot, permit).await;
-                return Ok(SqlEnded::RolledBack(SqlError::EndedByBody));
-            }
-            Ok(Ok(gathered)) => gathered,
+        let gathered = self.in_time(link.drive(gather(self, link, job, (begin, lock)))).await;
+        let not_decided = |error: SqlError, is_silent: bool| Err(NotDecided { error, is_silent });
+        match gathered {
+            _ if !is_open.load(Ordering::SeqCst) => not_decided(SqlError::EndedByBody, false),
+            Ok(Ok(gathered)) => Ok(gathered),
             Ok(Err(Trouble::Failed(error) | Trouble::Rejected(error) | Trouble::Unknown(error, _))) => {
-                self.roll_back(slot, permit).await;
-                return Ok(SqlEnded::RolledBack(cause.lock().take().unwrap_or(SqlError::Store(error))));
+                not_decided(cause.lock().take().unwrap_or(SqlError::Store(error)), false)
             }
-            Err(error) => return Ok(SqlEnded::RolledBack(SqlError::Store(error))),
-        };
-        let decided = decide(self, &job, &mut facts, last);
-        let is_to_land = matches!(&decided.answers[..], [Ok(Outcome::Applied(receipt))] if !receipt.repeated);
-        if !is_to_land {
-            // A commit that has landed before under the same id: so has the SQL that was with it.
-            self.roll_back(slot, permit).await;
-            return self.told_own(decided);
-        }
-        match self.in_time(slot.link.drive(self.write_own(&slot, name, &decided))).await {
-            Ok(Ok(())) => {
-                self.clean(slot, permit);
-                self.told_own(decided)
-            }
-            Ok(Err(error)) if is_refusal(&error) => {
-                self.roll_back(slot, permit).await;
-                Ok(SqlEnded::RolledBack(SqlError::of(&error)))
-            }
-            _ => self.look_up_own((slot.id, slot.number), decided).await,
+            Err(error) => not_decided(SqlError::Store(error), true),
         }
     }
 
-    async fn write_own(
+    /// Ends the user's part, writes a group that was decided on a guess, and commits, in one round trip. A guess that
+    /// is wrong is an error for the server, so everything is rolled back.
+    async fn end_guessed(
         &self,
-        slot: &Slot,
+        mut slot: Slot,
         name: &str,
-        decided: &DecidedGroup,
-    ) -> std::result::Result<(), tokio_postgres::Error> {
-        let number: [Param<'_>; 2] = [&slot.id, &slot.number];
+        decided: DecidedGroup,
+        versions: Guessed,
+    ) -> Result<SqlEnded> {
+        let (id, number) = (slot.id, slot.number);
+        let Slot { link, cleaning, plans, .. } = &mut slot;
+        let scope = Scope { writer: (id, number), own: Some(name), versions: &versions };
+        let (ends, cause) = (format!("{USER_ENDS} {plans}"), Mutex::new(None));
+        let told = |error: &tokio_postgres::Error| *cause.lock() = Some(SqlError::of(error));
+        let ends = async { link.run(&ends).await.inspect_err(told) };
+        let work = try_join(ends, write(self, link, &self.sql.write_or_fail, &decided, scope));
+        let error = match self.in_time(end(link, cleaning.get_mut(), "COMMIT", async { work.await.map(drop) })).await {
+            Ok(Ok(())) => {
+                self.slots.give_back(slot);
+                self.known.lock().guessed_right();
+                return self.told_own(decided);
+            }
+            Ok(Err(error)) if is_refusal(&error) => error,
+            _ => return self.look_up_own((id, number), decided).await,
+        };
+        self.slots.give_back(slot);
+        let of_user = cause.into_inner();
+        Ok(SqlEnded::RolledBack(match (of_user, error.code()) {
+            (Some(of_user), _) => of_user,
+            (None, Some(code)) if *code == SqlState::DIVISION_BY_ZERO => {
+                self.known.lock().guessed_wrong();
+                SqlError::Outrun
+            }
+            (None, Some(code)) if *code == SqlState::INVALID_ARGUMENT_FOR_LOG => SqlError::EndedByBody,
+            (None, _) => SqlError::of(&error),
+        }))
+    }
+
+    async fn write_own(&self, slot: &mut Slot, name: &str, decided: &DecidedGroup) -> Answered<()> {
+        let Slot { link, cleaning, id, number, .. } = slot;
+        let (id, number, versions) = (*id, *number, Guessed::default());
+        let landed: [Param<'_>; 2] = [&id, &number];
         let written = async {
             if decided.applied.is_empty() {
-                return slot.link.query(&self.sql.group, &number).await.map(drop);
+                return link.query(&self.sql.group, &landed).await.map(drop);
             }
-            let scope = Scope { writer: (slot.id, slot.number), own: Some(name) };
-            write(self, &slot.link, decided, &Guessed::default(), scope).await.map(drop)
+            let scope = Scope { writer: (id, number), own: Some(name), versions: &versions };
+            write(self, link, &self.sql.write, decided, scope).await.map(drop)
         };
-        try_join(written, slot.link.run("COMMIT")).await.map(drop)
+        end(link, cleaning.get_mut(), "COMMIT", written).await
     }
 
     /// Looks whether a transaction has landed whose answer was lost. As long as that is not known, the caller must not
@@ -359,7 +472,9 @@ impl Shared {
                     let begun = try_join(link.run(super::writer::BEGIN), link.query(&self.sql.lock_head, &[]));
                     let asked: [Param<'_>; 1] = [&id];
                     let landed = link.query(&self.sql.landed, &asked);
-                    let (_, landed, ()) = try_join3(begun, landed, link.run("COMMIT")).await?;
+                    // What was sent may be executed later: it no longer finds what it was decided with.
+                    let outdated = link.query(&self.sql.outdate, &[]);
+                    let (_, _, landed, ()) = try_join4(begun, outdated, landed, link.run("COMMIT")).await?;
                     Ok::<_, tokio_postgres::Error>(landed.first().map(|row| row.get::<_, i64>(0)))
                 };
                 ask.await.map_err(|error| failed("read from", &error))

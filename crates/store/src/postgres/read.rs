@@ -142,6 +142,9 @@ impl Shared {
         if after >= latest || limit == 0 {
             return Ok(Changes { commits: Vec::new(), through: after });
         }
+        if self.known.lock().is_untouched(range.space(), after, latest) {
+            return Ok(Changes { commits: Vec::new(), through: latest });
+        }
         let (space, to, page) = (i64::from(range.space().0), signed(latest), limit.min(PAGE) as i64);
         let mut changes = Changes { commits: Vec::new(), through: latest };
         let mut from = signed(after);

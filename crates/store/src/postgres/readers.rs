@@ -93,7 +93,7 @@ impl Shared {
                 let sql = &self.sql;
                 let often =
                     [&sql.head, &sql.newest, &sql.floor, &sql.scan_up, &sql.scan_down, &sql.touched, &sql.changed];
-                let link = Link::open(&self.address, if self.is_pooled { &[] } else { &often }).await?;
+                let link = self.open_for(&often).await?;
                 Ok(reader.insert(Arc::new(link)).clone())
             }
         }

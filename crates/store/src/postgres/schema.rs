@@ -5,6 +5,17 @@ use tokio_postgres::types::Type;
 
 use crate::{Result, StoreError};
 
+/// Settings, each with a word before its name, with which the server plans a prepared statement of the store once, and
+/// looks each key up in an index. Otherwise it plans the statement that writes each time, which takes longer than to
+/// execute it; and a plan that is made while a table is small must also be good when it is large.
+pub(super) fn plans(word: &str) -> String {
+    // A scan that has no alternative counts as so dear that the statement would be compiled.
+    let off =
+        ["jit", "enable_seqscan", "enable_hashjoin", "enable_mergejoin"].map(|setting| format!("{setting} = off"));
+    let settings = off.into_iter().chain(["plan_cache_mode = force_generic_plan".into()]);
+    settings.map(|setting| format!("SET {word} {setting};")).collect()
+}
+
 /// The version of the tables. A program refuses a store with a higher one.
 pub(super) const VERSION: i32 = 2;
 
@@ -63,13 +74,63 @@ pub(super) const SETTINGS: &str = concat!("set_config('idle_in_transaction_sessi
 /// The part of it that a transaction needs which is one statement.
 const SYNC: &str = sync!();
 
+/// The same after the user's SQL, which does not make the commit less durable than every commit is, but may ask for
+/// more.
+pub(super) const OWN_SYNC: &str = "CASE WHEN current_setting('synchronous_commit') <> 'remote_apply' THEN
+   CASE WHEN set_config('synchronous_commit', NULL, true) <> 'remote_apply' THEN
+     set_config('synchronous_commit', 'on', true) END END";
+
 /// Whether a group may be written as it was decided: the head is where the group expects it, and the newest version of
 /// each key that was not read under the lock of the head is the one that was guessed. It waits for a transaction that
-/// moves the head, and then compares again. The head that is expected was seen before the statement was sent, so what is
-/// found is exactly what was there with this head.
+/// moves the head, and then compares again. The head that is expected was seen before the statement was sent, so what
+/// is found is exactly what was there with this head.
 pub(super) const AS_DECIDED: &str = "generation = $27 AND time_us = $28 AND NOT EXISTS (
    SELECT 1 FROM unnest($29::bytea[], $30::bigint[]) AS g (key, generation)
    WHERE coalesce((SELECT c.generation FROM {s}.current AS c WHERE c.key = g.key), 0) <> g.generation)";
+
+/// Everything that a group writes, if it is still [as decided](AS_DECIDED): the head, the overwritten versions, the new
+/// ones, the keys of each commit and the number of the transaction. All parts see what was there before. A group for a
+/// transaction of the user's own is written only in the transaction of its name.
+macro_rules! written {
+    ($sync:ident, $answer:expr) => {
+        format!("WITH advance AS (
+           UPDATE {{s}}.head SET generation = $19, time_us = $20, declared = $21
+           WHERE {AS_DECIDED} AND ($31::text IS NULL OR current_setting('latchwork.own', true) = $31)
+           RETURNING 1
+         ), kept AS (
+           INSERT INTO {{s}}.past (key, generation, rev, time_us, value, until)
+           SELECT c.key, c.generation, c.rev, c.time_us, c.value, n.until
+           FROM unnest($1::bytea[], $2::bigint[]) AS n (key, until) JOIN {{s}}.current AS c ON c.key = n.key
+           WHERE EXISTS (SELECT 1 FROM advance)
+           UNION ALL
+           SELECT * FROM unnest($3::bytea[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bytea[], $8::bigint[]) AS b
+           WHERE EXISTS (SELECT 1 FROM advance)
+         ), put AS (
+           INSERT INTO {{s}}.current (key, rev, generation, time_us, value)
+           SELECT * FROM unnest($9::bytea[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bytea[]) AS n
+           WHERE EXISTS (SELECT 1 FROM advance)
+           ON CONFLICT (key) DO UPDATE SET rev = excluded.rev, generation = excluded.generation,
+             time_us = excluded.time_us, value = excluded.value
+         ), touch AS (
+           INSERT INTO {{s}}.touched (space, generation, time_us, meta, keys)
+           SELECT * FROM unnest($14::bigint[], $15::bigint[], $16::bigint[], $17::bytea[], $18::bytea[]) AS t
+           WHERE EXISTS (SELECT 1 FROM advance)
+         ), landed AS (
+           INSERT INTO {{s}}.writers (writer, number, seen) SELECT $22, $23, clock_timestamp() FROM advance
+           ON CONFLICT (writer) DO UPDATE SET number = excluded.number, seen = excluded.seen
+         )
+         SELECT {}, {NOTIFIED}{}", $sync, $answer)
+    };
+}
+
+/// Other processes are notified, if there are any. One that comes later asks for the newest generation when it listens;
+/// in the worst case it polls.
+const NOTIFIED: &str = "CASE WHEN EXISTS (SELECT 1 FROM {s}.pins WHERE process <> $26) THEN pg_notify($24, $25) END";
+
+/// An error if a group for a transaction of the user's own was not written: a division by zero, or a logarithm of zero
+/// if its transaction has ended before. So what was sent after it is not done either.
+const OR_FAIL: &str = ", CASE WHEN current_setting('latchwork.own', true) = $31 THEN 1 / (SELECT count(*) FROM advance)
+   ELSE ln((SELECT count(*) FROM advance)::float8)::bigint END";
 
 statements! {
     opened() =
@@ -103,11 +164,7 @@ statements! {
         "SELECT f.space, f.generation, EXISTS (
            SELECT 1 FROM {s}.touched AS t WHERE t.space = f.space AND t.generation <= f.generation)
          FROM {s}.floors AS f";
-    /// Everything that a group writes, if it is still [as decided](AS_DECIDED): the head, the overwritten versions, the
-    /// new ones, the keys of each commit and the number of the transaction. All parts see what was there before. A
-    /// group for a transaction of the user's own is written only in the transaction of its name. Other processes are
-    /// notified, if there are any; one that comes later asks for the newest generation when it listens, and in the worst
-    /// case it polls. Gives a row if the group was written.
+    /// Gives a row if the group was written.
     write(
         BYTEA_ARRAY, INT8_ARRAY, BYTEA_ARRAY, INT8_ARRAY, INT8_ARRAY, INT8_ARRAY, BYTEA_ARRAY, INT8_ARRAY,
         BYTEA_ARRAY, INT8_ARRAY, INT8_ARRAY, INT8_ARRAY, BYTEA_ARRAY,
@@ -115,34 +172,16 @@ statements! {
         INT8, INT8, INT8, UUID, INT8, TEXT, TEXT, UUID,
         INT8, INT8, BYTEA_ARRAY, INT8_ARRAY, TEXT
     ) =
-        format!("WITH advance AS (
-           UPDATE {{s}}.head SET generation = $19, time_us = $20, declared = $21
-           WHERE {AS_DECIDED} AND ($31::text IS NULL OR current_setting('latchwork.own', true) = $31)
-           RETURNING 1
-         ), kept AS (
-           INSERT INTO {{s}}.past (key, generation, rev, time_us, value, until)
-           SELECT c.key, c.generation, c.rev, c.time_us, c.value, n.until
-           FROM unnest($1::bytea[], $2::bigint[]) AS n (key, until) JOIN {{s}}.current AS c ON c.key = n.key
-           WHERE EXISTS (SELECT 1 FROM advance)
-           UNION ALL
-           SELECT * FROM unnest($3::bytea[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bytea[], $8::bigint[]) AS b
-           WHERE EXISTS (SELECT 1 FROM advance)
-         ), put AS (
-           INSERT INTO {{s}}.current (key, rev, generation, time_us, value)
-           SELECT * FROM unnest($9::bytea[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bytea[]) AS n
-           WHERE EXISTS (SELECT 1 FROM advance)
-           ON CONFLICT (key) DO UPDATE SET rev = excluded.rev, generation = excluded.generation,
-             time_us = excluded.time_us, value = excluded.value
-         ), touch AS (
-           INSERT INTO {{s}}.touched (space, generation, time_us, meta, keys)
-           SELECT * FROM unnest($14::bigint[], $15::bigint[], $16::bigint[], $17::bytea[], $18::bytea[]) AS t
-           WHERE EXISTS (SELECT 1 FROM advance)
-         ), landed AS (
-           INSERT INTO {{s}}.writers (writer, number, seen) SELECT $22, $23, clock_timestamp() FROM advance
-           ON CONFLICT (writer) DO UPDATE SET number = excluded.number, seen = excluded.seen
-         )
-         SELECT {SYNC}, CASE WHEN EXISTS (SELECT 1 FROM {{s}}.pins WHERE process <> $26) THEN pg_notify($24, $25) END
-         FROM advance");
+        written!(SYNC, " FROM advance");
+    /// An error if the group was not written.
+    write_or_fail(
+        BYTEA_ARRAY, INT8_ARRAY, BYTEA_ARRAY, INT8_ARRAY, INT8_ARRAY, INT8_ARRAY, BYTEA_ARRAY, INT8_ARRAY,
+        BYTEA_ARRAY, INT8_ARRAY, INT8_ARRAY, INT8_ARRAY, BYTEA_ARRAY,
+        INT8_ARRAY, INT8_ARRAY, INT8_ARRAY, BYTEA_ARRAY, BYTEA_ARRAY,
+        INT8, INT8, INT8, UUID, INT8, TEXT, TEXT, UUID,
+        INT8, INT8, BYTEA_ARRAY, INT8_ARRAY, TEXT
+    ) =
+        written!(OWN_SYNC, OR_FAIL);
     put(BYTEA_ARRAY, INT8_ARRAY, INT8_ARRAY, INT8_ARRAY, BYTEA_ARRAY) =
         "INSERT INTO {s}.current (key, rev, generation, time_us, value)
          SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bytea[])

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use futures_util::future::try_join_all;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Row, Statement};
@@ -44,6 +45,10 @@ pub enum SqlError {
     /// The connection was lost, and the transaction has not landed.
     #[error("the connection was lost before the transaction had landed")]
     Lost,
+    /// Another commit has landed at the same moment as that of a [repeatable](crate::SqlTransaction::repeatable)
+    /// transaction.
+    #[error("another commit has landed at the same moment, and the transaction was rolled back; run its SQL again")]
+    Outrun,
     /// The transaction has ended before this statement.
     #[error("the transaction has ended; its SQL runs only while the body of its step does")]
     Ended,
@@ -76,7 +81,7 @@ impl SqlError {
             SqlError::Database(error) => runs_again(error),
             SqlError::Commit { runs_again, .. } => *runs_again,
             SqlError::Store(error) => error.is_passing(),
-            SqlError::Lost => true,
+            SqlError::Lost | SqlError::Outrun => true,
             SqlError::Ended | SqlError::EndedByBody | SqlError::RowCount { .. } => false,
         }
     }
@@ -170,6 +175,25 @@ impl SqlTx {
         let slot = self.open.slot.read().await;
         let slot = used(&slot)?;
         let answer = slot.link.drive(async { slot.link.client().query(&slot.prepared(text).await?, params).await });
+        self.told(slot, answer.await)
+    }
+
+    /// Runs statements one after the other, and returns the rows of each. They are sent together, which takes one round
+    /// trip.
+    pub async fn query_each(&self, statements: &[(&str, &[&(dyn ToSql + Sync)])]) -> Result<Vec<Vec<Row>>, SqlError> {
+        let slot = self.open.slot.read().await;
+        let slot = used(&slot)?;
+        let answer = slot.link.drive(async {
+            let mut prepared = Vec::with_capacity(statements.len());
+            for (text, _) in statements {
+                prepared.push(slot.prepared(text).await?);
+            }
+            let queries = statements.iter().zip(&prepared).map(|((_, params), statement)| {
+                // It is sent in the first poll.
+                slot.link.client().query(statement, params)
+            });
+            try_join_all(queries).await
+        });
         self.told(slot, answer.await)
     }
 

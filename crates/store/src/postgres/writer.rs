@@ -1,6 +1,6 @@
 //! The writer of a process: it takes the commits that wait and makes one transaction of them. If the process knows what
-//! they are decided on, the transaction is one statement. Otherwise it has two round trips: the first locks the row with
-//! the generation and reads what the commits are decided on, the second writes and commits. Commits are decided by
+//! they are decided on, the transaction is one statement. Otherwise it has two round trips: the first locks the row
+//! with the generation and reads what the commits are decided on, the second writes and commits. Commits are decided by
 //! [`evaluate`] on [`Facts`]; no rule of a commit is here.
 //!
 //! After a lost connection the outcome of a transaction is looked up: each transaction writes its number into the row
@@ -23,6 +23,7 @@ use crate::postgres::known::{Guess, Guessed};
 use crate::postgres::link::{Link, Param, failed, is_passing, is_refusal};
 use crate::postgres::ranges::Ranges;
 use crate::postgres::read::signed;
+use crate::postgres::schema::Sql;
 use crate::space::{RECEIPTS, SPACES};
 use crate::{
     Commit, Committed, ErrorKind, Generation, Key, Outcome, Range, Result, Rev, SpaceId, StoreError, Timestamp, Uuid,
@@ -118,13 +119,20 @@ pub(super) struct DecidedGroup {
     pub(super) after: Last,
 }
 
+impl DecidedGroup {
+    /// Whether the only commit of the group lands now.
+    pub(super) fn is_to_land(&self) -> bool {
+        matches!(&self.answers[..], [Ok(Outcome::Applied(receipt))] if !receipt.repeated)
+    }
+}
+
 /// What the head says of the commits before.
 #[derive(Clone, Copy)]
 pub(super) struct Last {
     pub(super) generation: Generation,
-    time: Timestamp,
+    pub(super) time: Timestamp,
     /// The generation of the newest declaration.
-    declared: i64,
+    pub(super) declared: i64,
 }
 
 impl Last {
@@ -279,8 +287,8 @@ impl Writer {
                 }
             };
         }
-        let (read, scope) = (Guessed::default(), Scope { writer, own: None });
-        let work = try_join(write(&shared, link, &decided, &read, scope), link.run("COMMIT"));
+        let scope = Scope { writer, own: None, versions: &Guessed::default() };
+        let work = try_join(write(&shared, link, &shared.sql.write, &decided, scope), link.run("COMMIT"));
         match shared.in_time(link.drive(work)).await {
             Ok(Ok((true, ()))) => Ok(Some(decided)),
             Ok(Ok((false, ()))) => {
@@ -301,8 +309,8 @@ impl Writer {
         }
     }
 
-    /// Decides the group on a guess, and writes it with one statement, which compares the guess with the tables. None if
-    /// it was wrong, or if nothing is to be written: an answer needs a state that is known to be there.
+    /// Decides the group on a guess, and writes it with one statement, which compares the guess with the tables. None
+    /// if it was wrong, or if nothing is to be written: an answer needs a state that is known to be there.
     async fn write_guessed(&mut self, group: &[Job], guess: Guess) -> Result<Option<DecidedGroup>, Trouble> {
         let Guess { mut facts, last, versions } = guess;
         let shared = self.shared.clone();
@@ -311,9 +319,9 @@ impl Writer {
             return Ok(None);
         }
         self.number += 1;
-        let scope = Scope { writer: (self.id, self.number), own: None };
+        let scope = Scope { writer: (self.id, self.number), own: None, versions: &versions };
         let link = self.link().await?;
-        let written = shared.in_time(link.drive(write(&shared, link, &decided, &versions, scope))).await;
+        let written = shared.in_time(link.drive(write(&shared, link, &shared.sql.write, &decided, scope))).await;
         let is_right = match written {
             Ok(Ok(is_written)) => is_written,
             // What the server has refused is sent again in a transaction with the settings that it needs.
@@ -501,12 +509,70 @@ impl<'a> Versions<'a> {
 /// Rev, generation, time, value.
 type Columns<'a> = (i64, i64, i64, Option<&'a [u8]>);
 
+/// The commits, once for each space that they touch, as columns.
+#[derive(Default)]
+struct Commits<'a> {
+    spaces: Vec<i64>,
+    generations: Vec<i64>,
+    times: Vec<i64>,
+    metas: Vec<&'a [u8]>,
+    keys: Vec<Vec<u8>>,
+}
+
+/// What a group writes.
+#[derive(Default)]
+struct GroupRows<'a> {
+    /// Keys that had a version before the group, and at which generation that ends.
+    overwritten: Vec<&'a [u8]>,
+    until: Vec<i64>,
+    /// Versions that the group itself overwrites.
+    between: Versions<'a>,
+    present: Versions<'a>,
+    commits: Commits<'a>,
+}
+
+impl<'a> GroupRows<'a> {
+    fn of(applied: &'a [Committed]) -> GroupRows<'a> {
+        let mut newest: BTreeMap<&[u8], Columns<'_>> = BTreeMap::new();
+        let mut rows = GroupRows::default();
+        for committed in applied {
+            let (generation, time) = (committed.generation.0 as i64, committed.time.0 as i64);
+            let mut touched: BTreeMap<SpaceId, Vec<u8>> = BTreeMap::new();
+            for change in &committed.changes {
+                let key = change.key.encoded();
+                let columns = (change.rev.0 as i64, generation, time, change.value.as_deref());
+                match newest.insert(key, columns) {
+                    Some(before) => rows.between.push(key, before, generation),
+                    None if change.rev.0 > 1 => {
+                        rows.overwritten.push(key);
+                        rows.until.push(generation);
+                    }
+                    // Nothing is stored under the key.
+                    None => {}
+                }
+                put_string(touched.entry(change.key.space()).or_default(), key);
+            }
+            for (space, touched) in touched {
+                rows.commits.spaces.push(i64::from(space.0));
+                rows.commits.generations.push(generation);
+                rows.commits.times.push(time);
+                rows.commits.metas.push(&committed.meta[..]);
+                rows.commits.keys.push(touched);
+            }
+        }
+        newest.into_iter().for_each(|(key, columns)| rows.present.push(key, columns, 0));
+        rows
+    }
+}
+
 /// In which transaction a group is written.
 pub(super) struct Scope<'a> {
     /// The id of the writer, and the number of the transaction.
     pub(super) writer: (Uuid, i64),
     /// The name of the user's transaction.
     pub(super) own: Option<&'a str>,
+    /// What was not read in this transaction.
+    pub(super) versions: &'a Guessed,
 }
 
 /// Writes what is decided. Gives whether it was written: it is not if the head, or a version that was guessed, is not
@@ -514,50 +580,21 @@ pub(super) struct Scope<'a> {
 pub(super) async fn write(
     shared: &Shared,
     link: &Link,
+    sql: &Sql,
     decided: &DecidedGroup,
-    guessed: &Guessed,
-    Scope { writer: (writer, number), own }: Scope<'_>,
+    Scope { writer: (writer, number), own, versions }: Scope<'_>,
 ) -> Answered<bool> {
-    let mut newest: BTreeMap<&[u8], Columns<'_>> = BTreeMap::new();
-    let (mut between, mut present) = (Versions::default(), Versions::default());
-    let (mut old, mut old_until) = (Vec::new(), Vec::new());
-    let (mut spaces, mut generations, mut times, mut metas, mut keys) = (vec![], vec![], vec![], vec![], vec![]);
-    for committed in &decided.applied {
-        let (generation, time) = (committed.generation.0 as i64, committed.time.0 as i64);
-        let mut touched: BTreeMap<SpaceId, Vec<u8>> = BTreeMap::new();
-        for change in &committed.changes {
-            let key = change.key.encoded();
-            let columns = (change.rev.0 as i64, generation, time, change.value.as_deref());
-            match newest.insert(key, columns) {
-                Some(before) => between.push(key, before, generation),
-                None if change.rev.0 > 1 => {
-                    old.push(key);
-                    old_until.push(generation);
-                }
-                // Nothing is stored under the key.
-                None => {}
-            }
-            put_string(touched.entry(change.key.space()).or_default(), key);
-        }
-        for (space, touched) in touched {
-            spaces.push(i64::from(space.0));
-            generations.push(generation);
-            times.push(time);
-            metas.push(&committed.meta[..]);
-            keys.push(touched);
-        }
-    }
-    newest.into_iter().for_each(|(key, columns)| present.push(key, columns, 0));
+    let GroupRows { overwritten, until: ends, between, present, commits } = GroupRows::of(&decided.applied);
     let (before, after) = (decided.before, decided.after);
     let (generation, time) = (signed(after.generation), after.time.0 as i64);
     let (expected, expected_time) = (signed(before.generation), before.time.0 as i64);
-    let (sql, payload, guessed_keys) = (&shared.sql, generation.to_string(), guessed.encoded());
+    let (channel, payload, guessed_keys) = (&shared.sql.channel, generation.to_string(), versions.encoded());
     let Versions { keys: past, generations: from, revs: past_revs, times: past_times, values: past_values, until } =
         &between;
     let Versions { keys: all, revs, generations: made, times: at, values, .. } = &present;
     let params: [Param<'_>; 31] = [
-        &old,
-        &old_until,
+        &overwritten,
+        &ends,
         past,
         from,
         past_revs,
@@ -569,24 +606,24 @@ pub(super) async fn write(
         made,
         at,
         values,
-        &spaces,
-        &generations,
-        &times,
-        &metas,
-        &keys,
+        &commits.spaces,
+        &commits.generations,
+        &commits.times,
+        &commits.metas,
+        &commits.keys,
         &generation,
         &time,
         &after.declared,
         &writer,
         &number,
-        &sql.channel,
+        channel,
         &payload,
         &shared.process,
         &expected,
         &expected_time,
         &guessed_keys,
-        &guessed.generations,
+        &versions.generations,
         &own,
     ];
-    Ok(!link.query(&sql.write, &params).await?.is_empty())
+    Ok(!link.query(sql, &params).await?.is_empty())
 }

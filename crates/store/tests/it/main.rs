@@ -12,6 +12,7 @@ mod damage;
 mod directory;
 mod faults;
 mod folding;
+mod guess;
 mod histories;
 mod kill;
 mod ledger;

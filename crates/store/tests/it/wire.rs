@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::sync::Notify;
 
 use crate::server::Server;
 
@@ -39,6 +40,10 @@ struct State {
     cuts: [AtomicU64; 5],
     is_broken: AtomicBool,
     is_silent: AtomicBool,
+    holds_next: AtomicBool,
+    /// What was held may go on; and it has, and was answered.
+    released: Notify,
+    delivered: Notify,
 }
 
 impl Wire {
@@ -72,6 +77,18 @@ impl Wire {
         self.state.is_silent.store(is_silent, Ordering::SeqCst);
     }
 
+    /// What the client sends next does not reach the server before it is released. The client finds its connection cut.
+    pub(crate) fn hold_next(&self) {
+        self.state.holds_next.store(true, Ordering::SeqCst);
+    }
+
+    /// Lets what is held reach the server, and waits for the answer.
+    pub(crate) async fn release(&self) {
+        assert!(!self.state.holds_next.load(Ordering::SeqCst), "something is held");
+        self.state.released.notify_one();
+        self.state.delivered.notified().await;
+    }
+
     pub(crate) fn cuts(&self) -> u64 {
         Cut::ALL.into_iter().map(|cut| self.cuts_of(cut)).sum()
     }
@@ -91,6 +108,9 @@ async fn pass(mut client: TcpStream, mut server: UnixStream, mut random: fastran
                 let Ok(count @ 1..) = read else { return };
                 if state.is_silent.load(Ordering::SeqCst) {
                     return std::future::pending().await;
+                }
+                if state.holds_next.swap(false, Ordering::SeqCst) {
+                    return hold(client, server, &sent[..count], &state).await;
                 }
                 if state.is_broken.load(Ordering::SeqCst) {
                     left -= 1;
@@ -112,6 +132,18 @@ async fn pass(mut client: TcpStream, mut server: UnixStream, mut random: fastran
             }
         }
     }
+}
+
+/// Ends the side of the client, and passes on later what it has sent.
+async fn hold(client: TcpStream, mut server: UnixStream, sent: &[u8], state: &State) {
+    drop(client);
+    state.released.notified().await;
+    server.write_all(sent).await.unwrap();
+    assert!(server.read(&mut vec![0; 64 << 10]).await.unwrap() > 0, "the server answers");
+    state.delivered.notify_one();
+    // The server closes it when it has answered everything.
+    let _ = server.shutdown().await;
+    while server.read(&mut vec![0; 64 << 10]).await.is_ok_and(|count| count > 0) {}
 }
 
 /// The last that happens on a connection. Both sides are closed after it.

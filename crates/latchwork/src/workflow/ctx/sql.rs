@@ -146,6 +146,7 @@ where
             true => SqlMiss::Away(error),
             false => SqlMiss::Stop(recorder.run().failed(error)),
         })?;
+        let transaction = transaction.repeatable();
         let value = match (self.0)(transaction.tx()).await {
             Ok(value) => value,
             Err(failure) => {
