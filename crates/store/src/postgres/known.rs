@@ -1,16 +1,17 @@
 //! What this process knows of the newest state without reading: where the last transaction left the head, and the
 //! newest versions of keys that were read or written lately. A group of commits can be decided on it at once. That is a
-//! guess: the statement that writes the group compares it with the tables, and writes nothing if it is wrong. It also
-//! knows which spaces its own last commits touched, so that a watch on another space need not ask.
+//! guess: the statement that writes the group compares it with the tables, and writes nothing if it is wrong. Other
+//! processes tell where they left the head. It is also known which spaces the last commits touched, so that a watch on
+//! another space need not ask.
 
 use std::collections::{HashMap, VecDeque};
 
 use crate::backend::{Facts, Needs};
 use crate::commit::Head;
 use crate::postgres::read::signed;
-use crate::postgres::writer::{Job, Last};
+use crate::postgres::writer::{DecidedGroup, Job, Last};
 use crate::space::RECEIPTS;
-use crate::{Change, Committed, Generation, Key, SpaceId};
+use crate::{Change, Committed, Generation, Key, SpaceId, Timestamp};
 
 /// How many keys are remembered, in two halves: when the newer one is full, the older one is forgotten.
 const HALF: usize = 8192;
@@ -26,8 +27,8 @@ pub(super) struct Known {
     last: Option<Last>,
     newer: HashMap<Key, Head>,
     older: HashMap<Key, Head>,
-    /// Commits of this process without a commit of another one between them: the generation after them, and which
-    /// spaces each has touched, in the order of generations.
+    /// Commits without an unknown one between them: the generation after them, and which spaces each has touched, in
+    /// the order of generations.
     next: Generation,
     touched: VecDeque<Spaces>,
     /// How many transactions still go without a guess.
@@ -45,8 +46,42 @@ impl Spaces {
         Spaces(1 << (space.0 % u64::BITS))
     }
 
+    fn touched_by(committed: &Committed) -> Spaces {
+        Spaces(committed.changes.iter().fold(0, |all, change| all | Spaces::of(change.key.space()).0))
+    }
+
     fn may_hold(self, space: SpaceId) -> bool {
         self.0 & Spaces::of(space).0 != 0
+    }
+}
+
+/// What a process is told of a group of another one: its first generation, where the group has left the head, and which
+/// spaces its commits have touched, all in all.
+#[derive(Clone, Copy)]
+pub(super) struct News {
+    first: Generation,
+    pub(super) last: Last,
+    touched: Spaces,
+}
+
+impl News {
+    pub(super) fn of(group: &DecidedGroup) -> News {
+        let touched = group.applied.iter().fold(0, |all, committed| all | Spaces::touched_by(committed).0);
+        News { first: group.before.generation.next(), last: group.after, touched: Spaces(touched) }
+    }
+
+    /// As the payload of a notification: numbers.
+    pub(super) fn to_text(self) -> String {
+        let News { first, last: Last { generation, time, declared }, touched } = self;
+        format!("{} {} {} {declared} {}", first.0, generation.0, time.0, touched.0)
+    }
+
+    pub(super) fn parse(text: &str) -> Option<News> {
+        let numbers: Vec<u64> = text.split(' ').map(|number| number.parse().ok()).collect::<Option<_>>()?;
+        let [first, generation, time, declared, touched] = numbers[..] else { return None };
+        let declared = i64::try_from(declared).ok()?;
+        let last = Last { generation: Generation(generation), time: Timestamp(time), declared };
+        (first <= generation).then_some(News { first: Generation(first), last, touched: Spaces(touched) })
     }
 }
 
@@ -114,8 +149,8 @@ impl Known {
         self.newer.insert(key, head);
     }
 
-    /// A transaction has read the head, which it has locked, and versions of keys. As long as other processes or
-    /// transactions of users move the head, a guess is worth nothing.
+    /// A transaction has read the head, which it has locked, and versions of keys. If others move the head before this
+    /// process hears of it, a guess is worth nothing.
     pub(super) fn read(&mut self, last: Last, heads: impl Iterator<Item = (Key, Option<Head>)>) {
         if self.last.is_none_or(|known| known.generation != last.generation) {
             self.pause = self.pause.max(1);
@@ -137,13 +172,23 @@ impl Known {
         if self.last.is_none_or(|known| known.generation < last.generation) {
             self.last = Some(last);
         }
-        for Committed { generation, changes, .. } in applied {
-            let touched = changes.iter().fold(0, |all, change| all | Spaces::of(change.key.space()).0);
-            self.remember_commit(*generation, Spaces(touched));
+        for committed in applied {
+            self.remember_commit(committed.generation, Spaces::touched_by(committed));
+            let Committed { generation, changes, .. } = committed;
             for Change { key, rev, value } in changes.iter().filter(|change| change.key.space() != RECEIPTS) {
                 self.remember(key.clone(), Head { rev: *rev, generation: *generation, live: value.is_some() });
             }
         }
+    }
+
+    /// A group of another process has landed, or one of this process. Notifications come in the order of generations.
+    pub(super) fn heard(&mut self, News { first, last, touched }: News) {
+        if self.last.is_some_and(|known| known.generation < last.generation) {
+            self.last = Some(last);
+        }
+        // It may be a large group; its last commits are enough.
+        let most = last.generation.0.saturating_sub(COMMITS as u64);
+        (first.0.max(most)..=last.generation.0).for_each(|at| self.remember_commit(Generation(at), touched));
     }
 
     fn remember_commit(&mut self, generation: Generation, touched: Spaces) {
@@ -190,7 +235,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::{Commit, Range, Rev, Timestamp};
+    use crate::{Commit, Range, Rev};
 
     fn key(space: u32, name: &str) -> Key {
         let encoded = [&space.to_be_bytes(), name.as_bytes()].concat();
@@ -239,6 +284,36 @@ mod tests {
         for generation in 10..10 + 2 * COMMITS as u64 {
             land(&mut known, generation, 17);
             assert!(known.touched.len() <= COMMITS && untouched(&known, 20, generation - 1, generation));
+        }
+    }
+
+    #[test]
+    fn what_is_heard_counts_as_what_was_done() {
+        let mut known = Known::default();
+        let news = |first, generation, space| {
+            let news = News { first: Generation(first), last: last(generation), touched: Spaces::of(SpaceId(space)) };
+            News::parse(&news.to_text()).expect("what is told is understood")
+        };
+        known.heard(news(2, 3, 9));
+        assert!(known.guess(&put("k")).is_none(), "a head that this process has not seen itself is no start");
+        land(&mut known, 4, 9);
+        known.heard(news(5, 7, 17));
+        let guess = known.guess(&put("k")).unwrap();
+        assert_eq!((guess.last.generation, guess.last.time), (Generation(7), Timestamp(70)));
+        let untouched = |known: &Known, space: u32, after: u64, through: u64| {
+            known.is_untouched(SpaceId(space), Generation(after), Generation(through))
+        };
+        assert!(untouched(&known, 20, 1, 7) && !untouched(&known, 17, 4, 7) && untouched(&known, 17, 1, 4));
+        // Own commits are notified, too.
+        known.heard(news(4, 4, 9));
+        assert_eq!(known.guess(&put("k")).unwrap().last.generation, Generation(7));
+        // One that was lost.
+        known.heard(news(9, 9, 17));
+        assert!(!untouched(&known, 20, 1, 9) && !untouched(&known, 20, 7, 9) && untouched(&known, 20, 8, 9));
+        known.heard(news(10, 10 + 2 * COMMITS as u64, 17));
+        assert!(known.touched.len() <= COMMITS);
+        for text in ["", "7", "latchwork", "1 2 3 4", "1 2 3 4 5 6", "1 2 3 x 5", "3 2 1 1 1", "-1 2 3 4 5"] {
+            assert!(News::parse(text).is_none(), "{text}");
         }
     }
 

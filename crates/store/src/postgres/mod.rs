@@ -41,7 +41,7 @@ pub use outbox::OutboxRow;
 pub use own::{Postgres, SqlEnded, SqlTransaction};
 pub use sql::{SqlError, SqlTx};
 
-use known::Known;
+use known::{Known, News};
 use link::{Address, Link, failed};
 use own::Slots;
 use retain::{Pins, keep};
@@ -272,11 +272,19 @@ async fn listen(shared: Weak<Shared>) {
         let (address, channel, env) = (store.address.clone(), store.sql.channel.clone(), store.env.clone());
         drop(store);
         if let Ok((client, mut connection)) = address.connect().await {
-            let heard = |payload: &str| match (shared.upgrade(), payload.parse::<u64>()) {
-                (Some(store), Ok(generation)) => store.saw(Generation(generation)),
-                (Some(store), Err(_)) if payload == restore::ASK => store.asked.notify_one(),
-                (Some(store), Err(_)) if payload == outbox::NOTICE => store.outbox.notify_one(),
-                _ => {}
+            let heard = |payload: &str| {
+                let Some(store) = shared.upgrade() else { return };
+                match (News::parse(payload), payload.parse::<u64>()) {
+                    (Some(news), _) => {
+                        store.known.lock().heard(news);
+                        store.saw(news.last.generation);
+                    }
+                    // A restore.
+                    (None, Ok(generation)) => store.saw(Generation(generation)),
+                    _ if payload == restore::ASK => store.asked.notify_one(),
+                    _ if payload == outbox::NOTICE => store.outbox.notify_one(),
+                    _ => {}
+                }
             };
             let follow = async {
                 while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {

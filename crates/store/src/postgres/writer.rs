@@ -19,7 +19,7 @@ use tokio_postgres::Row;
 use crate::backend::{Decision, Facts, Head, Needs, evaluate};
 use crate::codec::put_string;
 use crate::postgres::Shared;
-use crate::postgres::known::{Guess, Guessed};
+use crate::postgres::known::{Guess, Guessed, News};
 use crate::postgres::link::{Link, Param, failed, is_passing, is_refusal};
 use crate::postgres::ranges::Ranges;
 use crate::postgres::read::signed;
@@ -115,7 +115,7 @@ pub(super) struct DecidedGroup {
     pub(super) answers: Vec<Result<Outcome>>,
     pub(super) applied: Vec<Committed>,
     /// The head that they are decided with, and the one that they leave.
-    before: Last,
+    pub(super) before: Last,
     pub(super) after: Last,
 }
 
@@ -588,7 +588,7 @@ pub(super) async fn write(
     let (before, after) = (decided.before, decided.after);
     let (generation, time) = (signed(after.generation), after.time.0 as i64);
     let (expected, expected_time) = (signed(before.generation), before.time.0 as i64);
-    let (channel, payload, guessed_keys) = (&shared.sql.channel, generation.to_string(), versions.encoded());
+    let (channel, news, guessed_keys) = (&shared.sql.channel, News::of(decided).to_text(), versions.encoded());
     let Versions { keys: past, generations: from, revs: past_revs, times: past_times, values: past_values, until } =
         &between;
     let Versions { keys: all, revs, generations: made, times: at, values, .. } = &present;
@@ -617,7 +617,7 @@ pub(super) async fn write(
         &writer,
         &number,
         channel,
-        &payload,
+        &news,
         &shared.process,
         &expected,
         &expected_time,
