@@ -29,6 +29,15 @@ pub trait Backend: Send + Sync + 'static {
     /// Returns the version of a key at a generation. A tombstone is returned, too.
     fn get<'a>(&'a self, key: &'a Key, at: Generation) -> Answer<'a, Option<Version>>;
 
+    /// Returns the newest version of a key. A tombstone is returned, too. A backend whose state is elsewhere needs one
+    /// round trip for it, where a pin and a read take two.
+    fn newest<'a>(&'a self, key: &'a Key) -> Answer<'a, Option<Version>> {
+        Box::pin(async move {
+            let pin = self.pin(None).await?;
+            self.get(key, pin.generation()).await
+        })
+    }
+
     /// Returns the versions of the keys of a range at a generation.
     fn scan(&self, scan: Scan, at: Generation) -> Answer<'_, Vec<(Key, Version)>>;
 

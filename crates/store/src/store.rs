@@ -18,8 +18,8 @@ use crate::backend::{Answer, Backend, Contents, MemoryBackend, Order, Rules, Sca
 use crate::disk::{Disk, RealDisk};
 use crate::space::{FIRST_DECLARED, SPACES, SpaceRecord};
 use crate::{
-    Check, Commit, CommitId, Damage, Env, FileOptions, Generation, History, Key, Limits, Outcome, Range, Result, Space,
-    SpaceId, SpaceSpec, Stats, StoreError, Timestamp, Uuid, View, Watch, snapshot,
+    Check, Commit, CommitId, Damage, Env, FileOptions, Generation, History, Item, Key, Limits, Outcome, Range, Result,
+    Space, SpaceId, SpaceSpec, Stats, StoreError, Timestamp, Uuid, View, Watch, snapshot,
 };
 
 /// A handle to a store. Clones share the store; dropping the last handle closes it.
@@ -306,6 +306,27 @@ impl Store {
             self.learn_from(&view).await?;
         }
         Ok(view)
+    }
+
+    /// Returns the newest value of a key. For more than one key use a [view](Store::view), which shows them all at one
+    /// moment.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::{Commit, History, SpaceSpec, Store};
+    /// # let store = Store::memory().await?;
+    /// # let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
+    /// # let alice = accounts.key("alice");
+    /// store.commit(Commit::new().put(&alice, "100")).await?.applied()?;
+    /// assert_eq!(store.get(&alice).await?.unwrap().value, "100");
+    /// # Ok(()) }
+    /// ```
+    pub async fn get(&self, key: &Key) -> Result<Option<Item>> {
+        let_others_run().await;
+        self.check_key(key).await?;
+        let version = self.inner.backend.newest(key).await?;
+        Ok(version.and_then(Item::of))
     }
 
     /// Pins a past generation. Reading a space that no longer keeps it fails.

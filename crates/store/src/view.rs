@@ -30,7 +30,7 @@ pub struct Item {
 }
 
 impl Item {
-    fn of(version: Version) -> Option<Item> {
+    pub(crate) fn of(version: Version) -> Option<Item> {
         let Version { rev, generation, time, value } = version;
         value.map(|value| Item { rev, generation, time, value })
     }

@@ -378,7 +378,7 @@ impl EffectOutbox {
         let mut effect = match known {
             Some(effect) => *effect,
             None => {
-                let Some(item) = store.view().await?.get(&stored).await? else { return Ok(true) };
+                let Some(item) = store.get(&stored).await? else { return Ok(true) };
                 let found =
                     OutboxEffect::decode(&item.value).map_err(|why| why.at(format!("after-effect {}", key.text())))?;
                 // The attempt is counted before it is made, because the handler may crash the process.

@@ -326,7 +326,7 @@ impl Entities {
 
     /// The entity as a new view reads it.
     async fn newest(&self, id: &EntityId) -> Result<(Rev, EntityRecord)> {
-        let item = self.store().view().await?.get(&self.key(id)).await?;
+        let item = self.store().get(&self.key(id)).await?;
         let item = item.ok_or_else(|| EntityError::NotFound { id: id.clone() })?;
         Ok((item.rev, EntityRecord::of(id, &item.value)?))
     }

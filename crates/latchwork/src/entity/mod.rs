@@ -174,7 +174,7 @@ impl Entities {
     async fn added(self, add: Add) -> Result<OpReceipt> {
         if let (Some(true), Some(id), true) = (add.if_absent, add.id.clone(), add.fences.is_empty()) {
             id.validate()?;
-            if let Some(item) = self.inner.store.view().await?.get(&self.key(&id)).await? {
+            if let Some(item) = self.inner.store.get(&self.key(&id)).await? {
                 // An invalid add is refused even if the entity exists.
                 add.checked(0)?;
                 return Ok(OpReceipt { id, rev: item.rev, effect: Effect::Existing });
@@ -249,7 +249,7 @@ impl Entities {
 
     async fn got(self, id: EntityId) -> Result<Option<Entity>> {
         id.validate()?;
-        let item = self.inner.store.view().await?.get(&self.key(&id)).await?;
+        let item = self.inner.store.get(&self.key(&id)).await?;
         item.map(|item| Entity::decode(id, &item)).transpose()
     }
 

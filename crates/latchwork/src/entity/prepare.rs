@@ -398,7 +398,7 @@ impl Preparing<'_> {
                 continue;
             }
             let key = self.entities.index_key(&entry.key);
-            match self.entities.store().view().await?.get(&key).await? {
+            match self.entities.store().get(&key).await? {
                 Some(item) => {
                     self.check(Check::AtRev(key, item.rev), Meaning::Fresh);
                     if item.value != id.as_bytes() {

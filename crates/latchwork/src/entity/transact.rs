@@ -142,12 +142,12 @@ impl Entities {
             }
             (Meaning::UniqueWithin { op, fields, owner, freed }, Check::AtRev(key, _), _) => {
                 // A stored owner is named before the one in this transaction, unless the transaction frees the value.
-                let has = if *freed { None } else { self.store().view().await?.get(key).await? };
+                let has = if *freed { None } else { self.store().get(key).await? };
                 let owner = has.map_or(Ok(owner.clone()), |has| EntityId::from_stored(&has.value))?;
                 at(*op, violation(&ops[*op], fields.clone(), owner))
             }
             (Meaning::Unique { op, fields }, Check::Absent(key), _) => {
-                let owner = self.store().view().await?.get(key).await?;
+                let owner = self.store().get(key).await?;
                 let Some(owner) = owner else { return Ok(None) };
                 let owner = EntityId::from_stored(&owner.value)?;
                 // An entity does not violate its own value: another writer has written it meanwhile.

@@ -104,7 +104,7 @@ impl Service {
     }
 
     async fn release_left(self: &Arc<Service>, key: &Key) -> Result<()> {
-        let Some(item) = self.node.store.view().await?.get(key).await? else { return Ok(()) };
+        let Some(item) = self.node.store.get(key).await? else { return Ok(()) };
         let left =
             UnreleasedRequests::decode(&item.value).map_err(|why| why.at("the list of locks of an ended execution"))?;
         for (lock, ticket) in left.requests {

@@ -265,7 +265,7 @@ impl Membership {
         loop {
             let life = self.life();
             let record = self.record(env, life, false);
-            let found = store.view().await?.get(&key).await?;
+            let found = store.get(&key).await?;
             let check = match &found {
                 None => Check::Absent(key.clone()),
                 Some(item) => {
@@ -487,7 +487,7 @@ impl Node {
             membership.own.lock().rev = receipt.revs.first().copied().flatten().unwrap_or_default();
             return Ok(());
         }
-        let found = self.store.view().await?.get(&key).await?;
+        let found = self.store.get(&key).await?;
         let found = found.and_then(|item| Some((item.rev, NodeRecord::decode(&item.value).ok()?)));
         match found.filter(|(_, record)| record.life == own.life) {
             // An operator has changed the record, or the answer to an earlier renewal was lost.

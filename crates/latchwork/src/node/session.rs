@@ -150,7 +150,7 @@ impl LocalSession {
         let Sessions { node, watched, .. } = &*self.sessions;
         let (env, key) = (node.store.env(), self.sessions.key(self.id));
         let began = env.monotonic();
-        let Some(item) = node.store.view().await?.get(&key).await? else {
+        let Some(item) = node.store.get(&key).await? else {
             self.lose();
             return Ok(false);
         };
@@ -452,7 +452,7 @@ impl Sessions {
 
     /// Looks whether a session was renewed, and ends it if not.
     async fn look_at(&self, id: Uuid) -> Result<()> {
-        let item = self.node.store.view().await?.get(&self.key(id)).await?;
+        let item = self.node.store.get(&self.key(id)).await?;
         let now = self.node.store.env().monotonic();
         let verdict = self.watched.lock().judge(id, item.map(|item| item.rev), now);
         match verdict {

@@ -142,6 +142,13 @@ impl Known {
         Some(head)
     }
 
+    /// A version was read, which is probably the newest one.
+    pub(super) fn found(&mut self, key: &Key, head: Head) {
+        if self.head(key).is_none_or(|known| known.generation < head.generation) {
+            self.remember(key.clone(), head);
+        }
+    }
+
     fn remember(&mut self, key: Key, head: Head) {
         if self.newer.len() >= HALF {
             self.older = std::mem::take(&mut self.newer);

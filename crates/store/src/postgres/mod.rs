@@ -427,6 +427,10 @@ impl Backend for PostgresBackend {
         Box::pin(self.shared.get(key, at))
     }
 
+    fn newest<'a>(&'a self, key: &'a Key) -> Answer<'a, Option<Version>> {
+        Box::pin(self.shared.newest(key))
+    }
+
     fn scan(&self, scan: Scan, at: Generation) -> Answer<'_, Vec<(Key, Version)>> {
         Box::pin(self.shared.scan(scan, at))
     }

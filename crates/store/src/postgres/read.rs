@@ -10,6 +10,7 @@ use tokio_postgres::Row;
 
 use crate::backend::{Before, Changes, Order, Scan};
 use crate::codec::Reader;
+use crate::commit::Head;
 use crate::postgres::Shared;
 use crate::postgres::link::{Param, failed};
 use crate::postgres::schema::Sql;
@@ -19,6 +20,9 @@ use crate::{Change, Committed, Generation, Key, Range, Result, Rev, SpaceId, Sto
 /// How many records are asked for at once.
 const PAGE: usize = 1000;
 const FIRST_PAGE: usize = 32;
+
+/// A larger answer is read for its own sake, and not for the next commit.
+const FEW: usize = 64;
 
 pub(super) fn version_of(row: &Row) -> Result<(Key, Version)> {
     let version = Version {
@@ -61,25 +65,48 @@ impl Shared {
     /// the key was written after the generation. A key without a newest version has no visible one: the newest is
     /// forgotten only below the floor, and what was overwritten before that ends there.
     pub(super) async fn get(&self, key: &Key, at: Generation) -> Result<Option<Version>> {
+        let found = self.newest_up_to(key, at).await?;
+        self.check(key.space(), at)?;
+        match found {
+            Some(version) if version.generation > at => {
+                let asked = signed(at);
+                let rows = self.read(key.space(), at, &self.sql.overwritten, &[&key.encoded(), &asked]).await?;
+                rows.first().map(|row| version_of(row).map(|(_, version)| version)).transpose()
+            }
+            found => Ok(found),
+        }
+    }
+
+    pub(super) async fn newest(&self, key: &Key) -> Result<Option<Version>> {
+        self.newest_up_to(key, Generation(u64::MAX)).await
+    }
+
+    /// The newest version of a key; without its value, if it is above a generation.
+    async fn newest_up_to(&self, key: &Key, at: Generation) -> Result<Option<Version>> {
         let (asked, space) = (signed(at), i64::from(key.space().0));
         let rows = self.ask(&self.sql.newest, &[&key.encoded(), &asked, &space]).await?;
         let row = rows.first().ok_or_else(|| StoreError::corrupt("a point read", "it has no row"))?;
         if let Some(floor) = row.get::<_, Option<i64>>(4) {
             self.learn_floor(key.space(), Generation(floor as u64));
         }
-        self.check(key.space(), at)?;
         let Some(rev) = row.get::<_, Option<i64>>(0) else { return Ok(None) };
-        let generation: i64 = row.get(1);
-        if generation > asked {
-            let rows = self.read(key.space(), at, &self.sql.overwritten, &[&key.encoded(), &asked]).await?;
-            return rows.first().map(|row| version_of(row).map(|(_, version)| version)).transpose();
+        let (rev, generation) = (Rev(rev as u64), Generation(row.get::<_, i64>(1) as u64));
+        let value = row.get::<_, Option<&[u8]>>(3).map(Bytes::copy_from_slice);
+        if generation <= at {
+            self.known.lock().found(key, Head { rev, generation, live: value.is_some() });
         }
-        Ok(Some(Version {
-            rev: Rev(rev as u64),
-            generation: Generation(generation as u64),
-            time: Timestamp(row.get::<_, i64>(2) as u64),
-            value: row.get::<_, Option<&[u8]>>(3).map(Bytes::copy_from_slice),
-        }))
+        Ok(Some(Version { rev, generation, time: Timestamp(row.get::<_, i64>(2) as u64), value }))
+    }
+
+    /// A commit may soon be decided on what was found.
+    fn learn(&self, found: &[(Key, Version)]) {
+        if found.len() <= FEW {
+            let mut known = self.known.lock();
+            for (key, version) in found {
+                let live = version.value.is_some();
+                known.found(key, Head { rev: version.rev, generation: version.generation, live });
+            }
+        }
     }
 
     pub(super) async fn scan(&self, scan: Scan, at: Generation) -> Result<Vec<(Key, Version)>> {
@@ -102,6 +129,7 @@ impl Shared {
             let is_last = rows.len() < page;
             for row in &rows {
                 if !room.is_left() {
+                    self.learn(&found);
                     return Ok(found);
                 }
                 let (key, version) = version_of(row)?;
@@ -116,6 +144,7 @@ impl Shared {
                 Order::Descending => range.before(last),
             };
         }
+        self.learn(&found);
         Ok(found)
     }
 
@@ -196,11 +225,10 @@ impl Shared {
             // All of it was dropped meanwhile.
             None => self.refresh_floor(range.space()).await?,
         }
-        let mut versions: BTreeMap<(u64, Key), Version> = BTreeMap::new();
-        for row in &found {
-            let (key, version) = version_of(row)?;
-            versions.insert((version.generation.0, key), version);
-        }
+        let found: Vec<(Key, Version)> = found.iter().map(version_of).collect::<Result<_>>()?;
+        self.learn(&found);
+        let found = found.into_iter().map(|(key, version)| ((version.generation.0, key), version));
+        let mut versions: BTreeMap<(u64, Key), Version> = found.collect();
         let mut commits = Vec::with_capacity(rows.len());
         for (row, (generation, keys)) in rows.iter().zip(wanted) {
             let change = |key: Key| {

@@ -15,7 +15,7 @@ use crate::store::{Check, Commit, Item, Uuid};
 impl LocalSession {
     /// The record of the session, if the session has not ended.
     pub(crate) async fn record(&self) -> Result<Option<Lease>> {
-        let item = self.sessions.node.store.view().await?.get(&self.sessions.key(self.id)).await?;
+        let item = self.sessions.node.store.get(&self.sessions.key(self.id)).await?;
         item.map(|item| read(self.id, &item)).transpose()
     }
 }
@@ -54,7 +54,7 @@ impl Sessions {
 
     /// A lasting session that was begun here or elsewhere, if it has not ended.
     pub(crate) async fn lasting(self: &Arc<Sessions>, id: Uuid) -> Result<Option<Arc<LocalSession>>> {
-        let Some(item) = self.node.store.view().await?.get(&self.key(id)).await? else { return Ok(None) };
+        let Some(item) = self.node.store.get(&self.key(id)).await? else { return Ok(None) };
         let record = read(id, &item)?;
         if record.opening != Some(LASTING) {
             return Ok(None);

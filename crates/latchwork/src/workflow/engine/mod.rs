@@ -43,7 +43,7 @@ use crate::workflow::schedule::keeper::{FireSchedules, Scheduling};
 use crate::workflow::schedule::stored::ScheduleSpaces;
 use crate::workflow::stored::kept::Kept;
 use crate::workflow::stored::listed::{LISTED, Lists, RUNNING};
-use crate::workflow::stored::record::{Execution, StoredStatus, fetch_execution};
+use crate::workflow::stored::record::{Execution, StoredStatus, decode_execution};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
 /// Runs workflows.
@@ -721,12 +721,12 @@ impl EngineInner {
 
     /// The newest record under a key.
     pub(crate) async fn get(&self, key: &Key) -> Result<Option<Item>> {
-        Ok(self.store.view().await?.get(key).await?)
+        Ok(self.store.get(key).await?)
     }
 
     pub(crate) async fn read(&self, id: &ExecutionId) -> Result<Option<(Execution, Rev)>> {
-        let found = fetch_execution(&self.store.view().await?, &self.spaces.executions, id).await?;
-        Ok(found.map(|(execution, item)| (execution, item.rev)))
+        let Some(item) = self.get(&self.spaces.executions.key(id.as_bytes())).await? else { return Ok(None) };
+        Ok(Some((decode_execution(&item, id)?, item.rev)))
     }
 
     /// An execution that must exist.

@@ -250,7 +250,7 @@ impl<'a> Broom<'a> {
 /// The key of an idempotency key, if it belongs to this execution.
 async fn keyed(engine: &EngineInner, id: &ExecutionId, execution: &Execution, key: &str) -> Result<Option<Key>> {
     let key = engine.spaces.keys.key(keyed_key(&execution.workflow, key));
-    let found = engine.store.view().await?.get(&key).await?;
+    let found = engine.store.get(&key).await?;
     let is_its = |value: &[u8]| Keyed::decode(value).is_ok_and(|keyed| keyed.id == **id);
     Ok(found.filter(|item| is_its(&item.value)).map(|_| key))
 }

@@ -524,8 +524,16 @@ pub(crate) async fn fetch<R: Record>(
     place: impl FnOnce() -> String,
 ) -> Result<Option<(R, Item)>, WorkflowError> {
     let Some(item) = view.get(key).await? else { return Ok(None) };
-    let record = R::decode(&item.value).map_err(|why| why.at(place()))?;
-    Ok(Some((record, item)))
+    Ok(Some((decode(&item, place)?, item)))
+}
+
+fn decode<R: Record>(item: &Item, place: impl FnOnce() -> String) -> Result<R, WorkflowError> {
+    Ok(R::decode(&item.value).map_err(|why| why.at(place()))?)
+}
+
+/// The record of an execution.
+pub(crate) fn decode_execution(item: &Item, id: &ExecutionId) -> Result<Execution, WorkflowError> {
+    decode(item, || format!("execution {id:?}"))
 }
 
 /// The next records of a range; `rest` becomes the remaining range. None if there are no more.
