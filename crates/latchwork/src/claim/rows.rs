@@ -142,6 +142,8 @@ fn failed(error: SqlError) -> ClaimError {
 enum RowMiss {
     /// The row is not as expected.
     Moved,
+    /// Another commit has landed at the same moment. An attempt that does not count on being alone lands.
+    Outrun,
     Again(ClaimError),
     Failed(ClaimError),
 }
@@ -158,11 +160,17 @@ pub(crate) async fn commit(
     let unavailable =
         || ClaimError::Action { action: action.into(), error: ActionError::new(crate::workflow::NotPostgres) };
     let postgres = store.postgres().ok_or_else(unavailable)?;
-    let mut tries = 0;
+    let (mut tries, mut is_alone) = (0, true);
     loop {
         tries += 1;
-        let error = match attempt(&postgres, commit.clone(), row, sql, action).await {
+        let transaction = postgres.begin().await?;
+        let transaction = if is_alone { transaction.repeatable() } else { transaction };
+        let error = match attempt(transaction, commit.clone(), row, sql, action).await {
             Ok(outcome) => return Ok(Some(outcome)),
+            Err(RowMiss::Outrun) => {
+                is_alone = false;
+                continue;
+            }
             Err(RowMiss::Moved) => return Ok(None),
             Err(RowMiss::Failed(error)) => return Err(error),
             Err(RowMiss::Again(error)) => error,
@@ -176,13 +184,12 @@ pub(crate) async fn commit(
 }
 
 async fn attempt(
-    postgres: &Postgres,
+    transaction: SqlTransaction,
     commit: Commit,
     row: Option<&RowChange>,
     sql: &[SqlWork],
     action: &str,
 ) -> std::result::Result<Outcome, RowMiss> {
-    let transaction = postgres.begin().await.map_err(|error| RowMiss::Failed(error.into()))?.repeatable();
     if let Err(miss) = prepare(&transaction, row, sql, action).await {
         transaction.roll_back().await;
         return Err(miss);
@@ -214,6 +221,7 @@ async fn prepare(
 fn missed(error: SqlError, action: &str) -> RowMiss {
     match error {
         SqlError::Store(error) => RowMiss::Failed(error.into()),
+        SqlError::Outrun => RowMiss::Outrun,
         error if error.runs_again() => RowMiss::Again(failed(error)),
         error => RowMiss::Failed(ClaimError::Action { action: action.into(), error: ActionError::new(error) }),
     }

@@ -11,7 +11,7 @@ use crate::commit::Head;
 use crate::postgres::read::signed;
 use crate::postgres::writer::{DecidedGroup, Job, Last};
 use crate::space::RECEIPTS;
-use crate::{Change, Committed, Generation, Key, SpaceId, Timestamp};
+use crate::{Change, Check, Committed, Generation, Key, SpaceId, Timestamp};
 
 /// How many keys are remembered, in two halves: when the newer one is full, the older one is forgotten.
 const HALF: usize = 8192;
@@ -31,6 +31,8 @@ pub(super) struct Known {
     /// the order of generations.
     next: Generation,
     touched: VecDeque<Spaces>,
+    /// The highest generation that was seen here.
+    highest: Generation,
     /// How many transactions still go without a guess.
     pause: u32,
     /// How many go without one after the next wrong guess.
@@ -133,6 +135,17 @@ impl Known {
         Some(Guess { facts, last, versions: Guessed { keys, generations } })
     }
 
+    /// The same for a transaction of the user's own, whose SQL is run again after a wrong guess: a key that is not
+    /// known counts as new only if the commit checks that.
+    pub(super) fn sure_guess(&mut self, group: &[Job]) -> Option<Guess> {
+        let guess = self.guess(group)?;
+        let checks = || group.iter().flat_map(|job| &job.commit.checks);
+        let is_checked = |key: &Key| checks().any(|check| matches!(check, Check::Absent(absent) if absent == key));
+        let unknown = guess.versions.keys.iter().zip(&guess.versions.generations).filter(|(_, at)| **at == 0);
+        let is_sure = unknown.map(|(key, _)| key).all(|key| key.space() == RECEIPTS || is_checked(key));
+        is_sure.then_some(guess)
+    }
+
     fn head(&mut self, key: &Key) -> Option<Head> {
         if let Some(head) = self.newer.get(key) {
             return Some(*head);
@@ -159,10 +172,15 @@ impl Known {
     /// A transaction has read the head, which it has locked, and versions of keys. If others move the head before this
     /// process hears of it, a guess is worth nothing.
     pub(super) fn read(&mut self, last: Last, heads: impl Iterator<Item = (Key, Option<Head>)>) {
+        if last.generation < self.highest {
+            // The server has lost commits, as a failover to an asynchronous replica may do. What was known is void.
+            *self = Known::default();
+        }
         if self.last.is_none_or(|known| known.generation != last.generation) {
             self.pause = self.pause.max(1);
         }
         self.last = Some(last);
+        self.highest = last.generation;
         for (key, head) in heads {
             match head {
                 Some(head) => self.remember(key, head),
@@ -179,6 +197,7 @@ impl Known {
         if self.last.is_none_or(|known| known.generation < last.generation) {
             self.last = Some(last);
         }
+        self.highest = self.highest.max(last.generation);
         for committed in applied {
             self.remember_commit(committed.generation, Spaces::touched_by(committed));
             let Committed { generation, changes, .. } = committed;
@@ -193,6 +212,7 @@ impl Known {
         if self.last.is_some_and(|known| known.generation < last.generation) {
             self.last = Some(last);
         }
+        self.highest = self.highest.max(last.generation);
         // It may be a large group; its last commits are enough.
         let most = last.generation.0.saturating_sub(COMMITS as u64);
         (first.0.max(most)..=last.generation.0).for_each(|at| self.remember_commit(Generation(at), touched));
@@ -222,8 +242,12 @@ impl Known {
         self.next_pause = 1;
     }
 
-    /// A guess was wrong: the next transaction looks.
-    pub(super) fn guessed_wrong(&mut self) {
+    /// A guess was wrong: the next transaction looks. It is not known which part of it was.
+    pub(super) fn guessed_wrong(&mut self, guessed: &Guessed) {
+        for key in &guessed.keys {
+            self.newer.remove(key);
+            self.older.remove(key);
+        }
         self.last = None;
         self.pause = self.next_pause;
         self.next_pause = (self.next_pause * 2).clamp(1, LONGEST_PAUSE);
@@ -357,6 +381,35 @@ mod tests {
         assert_eq!(guess.versions.generations, [5, 0]);
     }
 
+    /// Otherwise the user's SQL would be run again for ever.
+    #[test]
+    fn a_guess_that_was_wrong_is_not_made_again_for_the_users_sql() {
+        let mut known = Known::default();
+        land(&mut known, 5, 9);
+        let absent = [Job::alone(Commit::new().absent(&key(9, "new")).put(&key(9, "new"), "1"))];
+        assert!(known.sure_guess(&put("unknown")).is_none() && known.sure_guess(&absent).is_some());
+        let guess = known.sure_guess(&put("k")).unwrap();
+        known.guessed_wrong(&guess.versions);
+        for generation in 6..20 {
+            known.landed(&[committed(generation, &key(9, "other"))], last(generation));
+            known.guessed_right();
+            assert!(known.sure_guess(&put("k")).is_none());
+        }
+    }
+
+    #[test]
+    fn what_is_known_of_commits_that_the_server_has_lost_is_void() {
+        let mut known = Known::default();
+        (5..9).for_each(|generation| land(&mut known, generation, 9));
+        known.guessed_wrong(&Guessed::default());
+        known.read(last(7), std::iter::empty());
+        assert!(known.head(&key(9, "k")).is_none());
+        assert!(!known.is_untouched(SpaceId(20), Generation(6), Generation(7)));
+        assert!(known.guess(&put("k")).is_none());
+        known.read(last(7), std::iter::empty());
+        assert_eq!(known.guess(&put("k")).unwrap().versions.generations, [0]);
+    }
+
     #[test]
     fn wrong_guesses_become_rare_and_right_ones_make_up_for_them() {
         let mut known = Known::default();
@@ -368,13 +421,13 @@ mod tests {
                 pause += 1;
             }
             pauses.push(pause);
-            known.guessed_wrong();
+            known.guessed_wrong(&Guessed::default());
         }
         assert_eq!(pauses, [0, 0, 1, 2, 4, 8, 16, 32, 64]);
         known.pause = 0;
         land(&mut known, 5, 9);
         known.guessed_right();
-        known.guessed_wrong();
+        known.guessed_wrong(&Guessed::default());
         land(&mut known, 6, 9);
         assert!(known.guess(&put("k")).is_none() && known.guess(&put("k")).is_some(), "one pause");
     }

@@ -197,8 +197,9 @@ pub(super) fn is_passing(error: &tokio_postgres::Error) -> bool {
 /// transaction was rolled back. After any other error it may have been committed.
 pub(super) fn is_refusal(error: &tokio_postgres::Error) -> bool {
     let severity = error.as_db_error().and_then(|answer| answer.parsed_severity());
-    // A pooler may report a lost connection as an error like any other.
-    let may_be_lost = error.code().is_some_and(|code| matches!(&code.code()[..2], "08" | "57"));
+    // A pooler may report a lost connection as an error like any other; that of a statement that was cancelled is none.
+    let may_be_lost = |code: &SqlState| matches!(&code.code()[..2], "08" | "57") && *code != SqlState::QUERY_CANCELED;
+    let may_be_lost = error.code().is_some_and(may_be_lost);
     severity == Some(Severity::Error) && !may_be_lost
 }
 

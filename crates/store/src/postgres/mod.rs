@@ -142,7 +142,7 @@ impl Shared {
     /// A connection for transactions of the user's own.
     async fn open_own(&self) -> Result<Link> {
         let sql = &self.sql;
-        let ends = [&sql.write_or_fail, &sql.lock_own_head, &sql.heads, &sql.range, &sql.floors, &sql.write];
+        let ends = [&sql.write_or_fail, &sql.lock_own_head, &sql.heads, &sql.range, &sql.floors];
         self.open_for(&ends).await
     }
 

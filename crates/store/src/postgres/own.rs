@@ -35,8 +35,10 @@ const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;";
 const RESET: &str = "SET SESSION AUTHORIZATION DEFAULT; RESET ROLE; RESET ALL;";
 
 /// What ends the user's part: constraints that wait for the end are checked before the store's row is locked, with the
-/// role that the user's SQL has chosen; the store writes with its own.
-const USER_ENDS: &str = "SET CONSTRAINTS ALL IMMEDIATE; SET SESSION AUTHORIZATION DEFAULT; RESET ROLE;";
+/// role that the user's SQL has chosen; the store writes with its own. From here on, a process that is gone without a
+/// word holds no lock for long.
+const USER_ENDS: &str = "SET CONSTRAINTS ALL IMMEDIATE; SET SESSION AUTHORIZATION DEFAULT; RESET ROLE;
+     SET LOCAL idle_in_transaction_session_timeout = '10s';";
 
 /// What the user's SQL may leave on a connection that no transaction takes along.
 const CLEAN: &str = "SELECT pg_advisory_unlock_all(); CLOSE ALL; UNLISTEN *; DISCARD TEMP";
@@ -70,6 +72,13 @@ impl Slots {
     pub(super) fn close(&self) {
         self.permits.close();
         self.free.lock().clear();
+    }
+
+    /// The connection of a transaction that failed.
+    fn give_back_after(&self, slot: Slot, error: &tokio_postgres::Error) {
+        if !is_without_statements(error.code()) {
+            self.give_back(slot);
+        }
     }
 
     fn give_back(&self, slot: Slot) {
@@ -188,6 +197,11 @@ pub(super) struct OpenTransaction {
     pub(super) runs_again: AtomicBool,
     cancel: CancelToken,
     name: String,
+}
+
+/// Whether the user's SQL has dropped the statements that are prepared on the connection.
+fn is_without_statements(code: Option<&SqlState>) -> bool {
+    code == Some(&SqlState::INVALID_SQL_STATEMENT_NAME)
 }
 
 /// Why a commit was not decided, and whether the server has said nothing.
@@ -344,7 +358,7 @@ impl Shared {
         }
         slot.number += 1;
         let job = [Job::alone(commit)];
-        let guess = if is_repeatable { self.known.lock().guess(&job) } else { None };
+        let guess = if is_repeatable { self.known.lock().sure_guess(&job) } else { None };
         if let Some(guess) = guess {
             let (mut facts, versions) = (guess.facts, guess.versions);
             let decided = decide(self, &job, &mut facts, guess.last);
@@ -355,7 +369,7 @@ impl Shared {
         let (mut facts, last) = match self.gather_own(&slot, name, &job).await {
             Ok(gathered) => gathered,
             Err(NotDecided { error, is_silent }) => {
-                if !is_silent {
+                if !is_silent && !is_without_statements(error.code()) {
                     self.roll_back(slot).await;
                 }
                 return Ok(SqlEnded::RolledBack(error));
@@ -374,10 +388,14 @@ impl Shared {
                 self.told_own(decided)
             }
             Ok(Err(error)) if is_refusal(&error) => {
-                self.slots.give_back(slot);
+                self.slots.give_back_after(slot, &error);
                 Ok(SqlEnded::RolledBack(SqlError::of(&error)))
             }
-            _ => self.look_up_own((id, number), decided).await,
+            _ => {
+                // The server may hold the lock that the look-up waits for, as long as it sees the connection.
+                drop(slot);
+                self.look_up_own((id, number), decided).await
+            }
         }
     }
 
@@ -385,11 +403,7 @@ impl Shared {
     async fn gather_own(&self, slot: &Slot, name: &str, job: &[Job]) -> std::result::Result<(Facts, Last), NotDecided> {
         let (is_open, cause, link) = (AtomicBool::new(true), Mutex::new(None), &slot.link);
         let told = |error: &tokio_postgres::Error| *cause.lock() = Some(SqlError::of(error));
-        // From here on, a process that is gone without a word holds no lock for long.
-        let ends = format!(
-            "{USER_ENDS} {} SELECT set_config('idle_in_transaction_session_timeout', '10s', true), {OWN_SYNC}",
-            slot.plans
-        );
+        let ends = format!("{USER_ENDS} {} SELECT {OWN_SYNC}", slot.plans);
         let begin = async { link.run(&ends).await.inspect_err(told) };
         let lock = async {
             let head = link.query(&self.sql.lock_own_head, &[&name]).await.inspect_err(told)?;
@@ -420,10 +434,12 @@ impl Shared {
         let (id, number) = (slot.id, slot.number);
         let Slot { link, cleaning, plans, .. } = &mut slot;
         let scope = Scope { writer: (id, number), own: Some(name), versions: &versions };
-        let (ends, cause) = (format!("{USER_ENDS} {plans}"), Mutex::new(None));
-        let told = |error: &tokio_postgres::Error| *cause.lock() = Some(SqlError::of(error));
-        let ends = async { link.run(&ends).await.inspect_err(told) };
-        let work = try_join(ends, write(self, link, &self.sql.write_or_fail, &decided, scope));
+        let ends = format!("{USER_ENDS} {plans}");
+        // Only an error of the store's own statement says something about the guess.
+        let is_of_store = AtomicBool::new(false);
+        let written = write(self, link, &self.sql.write_or_fail, &decided, scope);
+        let written = async { written.await.inspect_err(|_| is_of_store.store(true, Ordering::SeqCst)) };
+        let work = try_join(link.run(&ends), written);
         let error = match self.in_time(end(link, cleaning.get_mut(), "COMMIT", async { work.await.map(drop) })).await {
             Ok(Ok(())) => {
                 self.slots.give_back(slot);
@@ -431,18 +447,20 @@ impl Shared {
                 return self.told_own(decided);
             }
             Ok(Err(error)) if is_refusal(&error) => error,
-            _ => return self.look_up_own((id, number), decided).await,
+            _ => {
+                drop(slot);
+                return self.look_up_own((id, number), decided).await;
+            }
         };
-        self.slots.give_back(slot);
-        let of_user = cause.into_inner();
-        Ok(SqlEnded::RolledBack(match (of_user, error.code()) {
-            (Some(of_user), _) => of_user,
-            (None, Some(code)) if *code == SqlState::DIVISION_BY_ZERO => {
-                self.known.lock().guessed_wrong();
+        self.slots.give_back_after(slot, &error);
+        let code = error.code().filter(|_| is_of_store.load(Ordering::SeqCst));
+        Ok(SqlEnded::RolledBack(match code {
+            Some(code) if *code == SqlState::DIVISION_BY_ZERO => {
+                self.known.lock().guessed_wrong(&versions);
                 SqlError::Outrun
             }
-            (None, Some(code)) if *code == SqlState::INVALID_ARGUMENT_FOR_LOG => SqlError::EndedByBody,
-            (None, _) => SqlError::of(&error),
+            Some(code) if *code == SqlState::INVALID_ARGUMENT_FOR_LOG => SqlError::EndedByBody,
+            _ => SqlError::of(&error),
         }))
     }
 
@@ -455,7 +473,7 @@ impl Shared {
                 return link.query(&self.sql.group, &landed).await.map(drop);
             }
             let scope = Scope { writer: (id, number), own: Some(name), versions: &versions };
-            write(self, link, &self.sql.write, decided, scope).await.map(drop)
+            write(self, link, &self.sql.write_or_fail, decided, scope).await.map(drop)
         };
         end(link, cleaning.get_mut(), "COMMIT", written).await
     }

@@ -340,7 +340,7 @@ impl Writer {
             known.guessed_right();
             return Ok(Some(decided));
         }
-        known.guessed_wrong();
+        known.guessed_wrong(&versions);
         Ok(None)
     }
 

@@ -175,6 +175,15 @@ async fn a_repeatable_transaction_says_why_it_cannot_land() {
     let ended = own.commit(commit()).await.unwrap();
     assert!(matches!(&ended, SqlEnded::RolledBack(SqlError::Commit { runs_again: false, .. })), "{ended:?}");
 
+    // So does a cursor that outlives its transaction, at the very end.
+    let own = begin().await;
+    own.tx()
+        .batch_execute("DECLARE c CURSOR WITH HOLD FOR SELECT 1 / (n - n) FROM generate_series(1, 2) AS n")
+        .await
+        .unwrap();
+    let ended = own.commit(commit()).await.unwrap();
+    assert!(matches!(&ended, SqlEnded::RolledBack(SqlError::Commit { runs_again: false, .. })), "{ended:?}");
+
     let own = begin().await;
     own.tx().execute("SELECT 1 / 0", &[]).await.unwrap_err();
     let ended = own.commit(commit()).await.unwrap();
@@ -186,14 +195,40 @@ async fn a_repeatable_transaction_says_why_it_cannot_land() {
     let ended = own.commit(commit()).await.unwrap();
     assert!(matches!(&ended, SqlEnded::RolledBack(SqlError::EndedByBody)), "{ended:?}");
 
+    // A limit of the body's own ends its constraint.
+    let slow = format!(
+        "CREATE FUNCTION {table}_slow() RETURNS trigger LANGUAGE plpgsql AS
+           $$ BEGIN PERFORM pg_sleep(30); RETURN NULL; END $$;
+         CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON {table} DEFERRABLE INITIALLY DEFERRED
+           FOR EACH ROW WHEN (NEW.n = 10) EXECUTE FUNCTION {table}_slow()"
+    );
+    client.batch_execute(&slow).await.unwrap();
+    let own = begin().await;
+    let body = format!("SET LOCAL statement_timeout = '100ms'; INSERT INTO {table} VALUES (10)");
+    own.tx().batch_execute(&body).await.unwrap();
+    let ended = own.commit(commit()).await.unwrap();
+    let SqlEnded::RolledBack(error @ SqlError::Commit { runs_again: false, .. }) = &ended else { panic!("{ended:?}") };
+    assert_eq!(error.code().map(|code| code.code()), Some("57014"));
+
     assert!(first.view().await.unwrap().get(&key).await.unwrap().is_none());
-    // The connection is as good as a new one: its role, settings, locks and temporary tables are gone.
+}
+
+/// The next transaction finds the connection as good as new: its role, settings, locks and temporary tables are gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_repeatable_transaction_leaves_its_connection_clean() {
+    let server = Server::start();
+    let (first, _, space) = two(&server, "clean").await;
+    let [key, own_key] = ["k", "own"].map(|key| space.key(key));
+    let begin = async || {
+        apply(&first, Commit::new().put(&own_key, "1")).await;
+        first.postgres().unwrap().begin().await.unwrap().repeatable()
+    };
     let own = begin().await;
     let leave = "SELECT pg_advisory_lock(7); SET latchwork.kept = 'x'; CREATE TEMP TABLE left_behind (n int)";
     own.tx().batch_execute(leave).await.unwrap();
     let pid = async |own: &SqlTransaction| own.tx().query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
     let before: i32 = pid(&own).await;
-    assert!(matches!(own.commit(commit()).await.unwrap(), SqlEnded::Applied(_)));
+    assert!(matches!(own.commit(Commit::new().absent(&key).put(&key, "1")).await.unwrap(), SqlEnded::Applied(_)));
     let own = begin().await;
     assert_eq!(pid(&own).await, before, "it is the same connection");
     let left = "SELECT (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 7)
@@ -262,4 +297,76 @@ async fn a_transaction_whose_end_arrives_late_is_rolled_back() {
     let fresh = options("late_own").without_upkeep().connect(&server.url).await.unwrap();
     assert_eq!(fresh.generation().await.unwrap(), last.generation);
     assert!(fresh.view().await.unwrap().get(&key).await.unwrap().is_none());
+}
+
+/// A process that goes silent between two messages of the end must not hold the head for long.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transaction_that_stops_at_its_end_is_ended_by_the_server() {
+    let server = Server::start();
+    let (first, _, space) = two(&server, "silent_end").await;
+    let client = admin(&server).await;
+    let schema = first.postgres().unwrap().schema().to_string();
+    let note = format!(
+        "CREATE TABLE {schema}.noted (setting text);
+         CREATE FUNCTION {schema}.notes() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+           INSERT INTO {schema}.noted VALUES (current_setting('idle_in_transaction_session_timeout'));
+           RETURN NULL; END $$;
+         CREATE TRIGGER notes AFTER UPDATE ON {schema}.head EXECUTE FUNCTION {schema}.notes()"
+    );
+    for is_repeatable in [false, true] {
+        apply(&first, Commit::new().put(&space.key("own"), "1")).await;
+        let own = first.postgres().unwrap().begin().await.unwrap();
+        let own = if is_repeatable { own.repeatable() } else { own };
+        client.batch_execute(&note).await.unwrap();
+        let ended = own.commit(Commit::new().put(&space.key("own"), "2")).await.unwrap();
+        assert!(matches!(ended, SqlEnded::Applied(_)), "{ended:?}");
+        let noted = client.query_one(&format!("SELECT setting FROM {schema}.noted"), &[]).await.unwrap();
+        assert_eq!(noted.get::<_, &str>(0), "10s", "repeatable: {is_repeatable}");
+        let forget =
+            format!("DROP TRIGGER notes ON {schema}.head; DROP FUNCTION {schema}.notes; DROP TABLE {schema}.noted");
+        client.batch_execute(&forget).await.unwrap();
+    }
+}
+
+/// The commit writes a key without a check, and what this process knows of it is nothing, or old. It must not be outrun
+/// for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_repeatable_transaction_is_not_outrun_twice_for_the_same_reason() {
+    let server = Server::start();
+    let (first, second, space) = two(&server, "twice").await;
+    let end = async |key: &Key| {
+        let own = first.postgres().unwrap().begin().await.unwrap().repeatable();
+        own.commit(Commit::new().put(key, "2")).await.unwrap()
+    };
+    let own = async || apply(&first, Commit::new().put(&space.key("own"), "1")).await;
+    let [unknown, old] = ["unknown", "old"].map(|name| space.key(name));
+    apply(&first, Commit::new().put(&old, "1")).await;
+    apply(&second, Commit::new().put(&old, "1").put(&unknown, "1")).await;
+    // Until the head is known again.
+    (own().await, own().await, own().await);
+    assert!(matches!(end(&unknown).await, SqlEnded::Applied(_)), "what is not known is not guessed");
+    (own().await, own().await, own().await);
+    assert!(matches!(end(&old).await, SqlEnded::RolledBack(SqlError::Outrun)));
+    (own().await, own().await, own().await);
+    assert!(matches!(end(&old).await, SqlEnded::Applied(_)));
+}
+
+/// The body drops the statements that are prepared on its connection, also those of the store.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_without_its_statements_is_not_used_again() {
+    let server = Server::start();
+    let store = options("dealloc").transactions(1).without_upkeep().connect(&server.url).await.unwrap();
+    let space = store.space(SpaceSpec::new("a")).await.unwrap();
+    for is_repeatable in [false, true] {
+        apply(&store, Commit::new().put(&space.key("own"), "1")).await;
+        for drops in [true, false] {
+            let own = store.postgres().unwrap().begin().await.unwrap();
+            let own = if is_repeatable { own.repeatable() } else { own };
+            if drops {
+                own.tx().batch_execute("DEALLOCATE ALL").await.unwrap();
+            }
+            let ended = own.commit(Commit::new().put(&space.key("own"), "2")).await.unwrap();
+            assert_eq!(matches!(ended, SqlEnded::Applied(_)), !drops, "{ended:?}");
+        }
+    }
 }

@@ -73,6 +73,8 @@ enum SqlMiss {
     Failed(Failure),
     /// Another run may land.
     Again(Failure),
+    /// Another commit has landed at the same moment. A run that does not count on being alone lands.
+    Outrun(Failure),
     /// The database cannot be reached: no SQL has run.
     Away(StoreError),
     Stop(Stop),
@@ -80,7 +82,11 @@ enum SqlMiss {
 
 impl SqlMiss {
     fn of(error: SqlError) -> SqlMiss {
-        let miss = if error.runs_again() { SqlMiss::Again } else { SqlMiss::Failed };
+        let miss = match &error {
+            SqlError::Outrun => SqlMiss::Outrun,
+            error if error.runs_again() => SqlMiss::Again,
+            _ => SqlMiss::Failed,
+        };
         miss(error.into())
     }
 }
@@ -113,13 +119,18 @@ where
         let recorder = attempt.recorder.as_ref().ok_or("the attempt cannot record its result")?;
         let run = recorder.run();
         let postgres = run.engine.store.postgres().ok_or_else(|| Failure::typed(NotPostgres).not_retryable())?;
-        let (mut tries, mut pauses) = (0, 0);
+        let (mut tries, mut pauses, mut is_alone) = (0, 0, true);
         loop {
             tries += 1;
             pauses += 1;
-            match self.once(&postgres, recorder).await {
+            match self.once(&postgres, recorder, is_alone).await {
                 Ok(value) => return Ok(value),
                 Err(SqlMiss::Failed(failure)) => return Err(failure),
+                Err(SqlMiss::Outrun(_)) if is_alone => {
+                    is_alone = false;
+                    continue;
+                }
+                Err(SqlMiss::Outrun(failure)) => return Err(failure),
                 Err(SqlMiss::Again(failure)) if tries >= TRIES => return Err(failure),
                 Err(SqlMiss::Again(failure)) => tracing::debug!(%failure, "SQL was rolled back, and runs again"),
                 Err(SqlMiss::Away(error)) => {
@@ -141,12 +152,12 @@ where
     T: Serialize,
 {
     /// Runs the SQL once, and commits it with the record of the step.
-    async fn once(&self, postgres: &Postgres, recorder: &Recorder) -> Result<T, SqlMiss> {
+    async fn once(&self, postgres: &Postgres, recorder: &Recorder, is_alone: bool) -> Result<T, SqlMiss> {
         let transaction = postgres.begin().await.map_err(|error| match error.is_passing() {
             true => SqlMiss::Away(error),
             false => SqlMiss::Stop(recorder.run().failed(error)),
         })?;
-        let transaction = transaction.repeatable();
+        let transaction = if is_alone { transaction.repeatable() } else { transaction };
         let value = match (self.0)(transaction.tx()).await {
             Ok(value) => value,
             Err(failure) => {

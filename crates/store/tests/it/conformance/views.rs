@@ -26,6 +26,7 @@ on_every_backend!(
     an_item_carries_the_generation_and_the_time_of_its_last_write,
     views_are_counted_while_they_are_open,
     a_very_old_view_shows_the_past,
+    the_newest_value_of_a_key_needs_no_view,
 );
 
 async fn everything(view: &View, space: &Space) -> Vec<(Key, u64, String)> {
@@ -409,4 +410,26 @@ async fn a_very_old_view_shows_the_past(bench: Bench) {
     }
     let history = past.history(&space.key("gone before"), 10).await.unwrap();
     assert_eq!(history.iter().map(|version| version.value.is_some()).collect::<Vec<_>>(), [false, true]);
+}
+
+async fn the_newest_value_of_a_key_needs_no_view(bench: Bench) {
+    let store = bench.open().await;
+    for history in [History::None, History::Generations(2), History::Forever] {
+        let space = space(&store, &format!("{history:?}"), history).await;
+        let key = space.key("k");
+        let newest = async || store.get(&key).await.unwrap().map(|item| (item.rev.0, text(&item.value)));
+        assert_eq!(newest().await, None);
+        for round in 0..6_u64 {
+            put(&store, &key, &format!("{round}")).await;
+            let seen = super::get(&store, &key).await;
+            assert_eq!((newest().await, seen.is_some()), (seen, true), "{history:?}");
+            delete(&store, &key).await;
+            assert_eq!(newest().await, None);
+            settle(&store).await;
+        }
+        let generation = put(&store, &key, "x").await;
+        assert_eq!(store.get(&key).await.unwrap().unwrap().generation, generation);
+    }
+    let long = space(&store, "long", History::None).await.key("k".repeat(100_000));
+    assert_fails!(store.get(&long).await, StoreError::KeyTooLong { .. });
 }
