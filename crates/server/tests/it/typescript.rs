@@ -20,16 +20,20 @@ fn modules() -> Option<PathBuf> {
     if let Some(given) = std::env::var_os(VARIABLE) {
         return (given != "off").then(|| given.into());
     }
-    let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join("typescript-5.9.3");
-    let modules = home.join("node_modules");
-    if !modules.join("typescript/bin/tsc").exists() || !modules.join("@types/node").exists() {
-        std::fs::create_dir_all(&home).unwrap();
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let home = target.join("typescript-5.9.3-whole");
+    if !home.exists() {
+        // Tests run side by side, and an installation may be ended halfway: only a whole one gets the name.
+        let part = tempfile::tempdir_in(target).unwrap();
         let mut npm = Command::new("npm");
-        npm.args(["install", "--silent", "--no-fund", "--no-audit", "--prefix"]).arg(&home).args(PACKAGES);
+        npm.args(["install", "--silent", "--no-fund", "--no-audit", "--prefix"]).arg(part.path()).args(PACKAGES);
         let output = npm.output().unwrap_or_else(|error| panic!("npm: {error}; set {VARIABLE}=off to do without"));
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{said}\nthe types are checked with {PACKAGES:?}; {VARIABLE}=off skips this");
+        let named = std::fs::rename(part.path(), &home);
+        assert!(named.is_ok() || home.exists(), "{named:?}");
     }
+    let modules = home.join("node_modules");
     Some(modules)
 }
 
