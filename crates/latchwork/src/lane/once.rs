@@ -27,7 +27,8 @@ const LONGEST: usize = 255;
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # /// # use latchwork::store::Store;
+/// # use std::time::Duration;
+/// # use latchwork::store::Store;
 /// # use latchwork::workflow::{Ctx, Engine, Schedule, workflow};
 /// # let report = workflow("report").run(async |_: Ctx, region: String| Ok(region));
 /// # let engine = Engine::on(&Store::memory().await?).register(&report).start().await?;
