@@ -1,6 +1,7 @@
 //! `latch lock run`: exit codes, signals, and holders that are killed or stand still.
 
 use std::io::{BufRead, BufReader, PipeReader, Write};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -339,22 +340,22 @@ fn a_command_waits_for_its_barrier_and_does_not_inherit_it() {
         shell.args(["-c", "exec \"$0\" __begin 3 table \"$@\" 3<&0 0</dev/null", env!("CARGO_BIN_EXE_latch")]);
         shell.args(run).stdin(barrier).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
-    // What every process inherits here, and the folder that `ls` reads.
-    let usual = Command::new("ls").arg("/proc/self/fd").stdin(Stdio::null()).stderr(Stdio::piped()).output().unwrap();
-    let usual = text(&usual.stdout);
     for (byte, run, code, said) in [
         (None, ["echo", "begun"], 76, "latch: latch lock run was killed; \"echo\" was not run\n"),
         (Some(&b"b"[..]), ["echo", "begun"], 0, "begun\n"),
-        (Some(&b"b"[..]), ["ls", "/proc/self/fd"], 0, &usual),
+        (Some(&b"b"[..]), ["ls", "-l /proc/self/fd"], 0, ""),
         (Some(&b"b"[..]), ["/nowhere/at/all", ""], 127, "cannot run \"/nowhere/at/all\": it does not exist any more\n"),
     ] {
         let (barrier, mut opens) = std::io::pipe().unwrap();
-        let waits = begin(barrier, &run);
+        let pipe = std::fs::read_link(format!("/proc/self/fd/{}", opens.as_raw_fd())).unwrap();
+        let waits = begin(barrier, &run.map(|words| words.split(' ').collect::<Vec<_>>()).concat());
         byte.into_iter().for_each(|byte: &[u8]| opens.write_all(byte).unwrap());
         drop(opens);
         let output = waits.wait_with_output().unwrap();
         let all = format!("{}{}", text(&output.stdout), text(&output.stderr));
         assert_eq!((output.status.code(), all.ends_with(said)), (Some(code), true), "{all}");
+        // `ls` shows what it has inherited.
+        assert!(!all.contains(pipe.to_str().unwrap()), "{all}");
     }
 }
 
