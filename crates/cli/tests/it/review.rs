@@ -30,7 +30,8 @@ pub(crate) fn made(directory: &Path) -> PathBuf {
         let engine = Engine::open(&store).register(&refund()).start().await.unwrap();
         for (open, (id, amount)) in [("a", 10), ("b", 20), ("c", 200)].into_iter().enumerate() {
             engine.start(&refund(), amount).id(id).await.unwrap();
-            // One after the other, as the lists show them.
+            // One after the other, as the lists show them: ids of one millisecond are in no order.
+            engine.store().env().sleep(Duration::from_millis(5)).await;
             while engine.reviews().await.unwrap().items.len() <= open {
                 engine.store().env().sleep(Duration::from_millis(5)).await;
             }
