@@ -103,10 +103,8 @@ impl NodeEvents for EngineInner {
     }
 
     fn left(self: Arc<Self>, life: Uuid) {
-        for id in self.node.lent_to(life) {
-            self.node.lend(&id, None);
-            self.spawn_load(&id);
-        }
+        // The node may have given them back before, so they are not only loaded: one that waits has nothing to do.
+        self.node.lent_to(life).into_iter().for_each(|id| self.spawn_look_after(id));
         // The node may have stopped between a commit and what it would have done after it.
         self.finish_locks();
         let inner = self.clone();
@@ -146,6 +144,10 @@ impl EngineInner {
         if self.remote.lock().contains(&id) {
             let _ = self.news.send(id.clone());
         }
+        self.spawn_look_after(id);
+    }
+
+    fn spawn_look_after(self: &Arc<Self>, id: ExecutionId) {
         let inner = self.clone();
         self.node.runtime.spawn(async move {
             let look = || inner.look_after(&id);
@@ -163,7 +165,8 @@ impl EngineInner {
             self.node.lend(id, None);
             return Ok(());
         };
-        if execution.runner.is_none() && self.node.is_lent(id) {
+        let is_back = execution.runner.is_none_or(|life| !self.node.is_alive(life));
+        if is_back && self.node.is_lent(id) {
             self.node.lend(id, None);
             // It may have left journals to be removed.
             self.removals.set(id, Timestamp(0));

@@ -364,6 +364,48 @@ async fn an_execution_that_is_lent_again_before_its_last_stay_has_ended_does_not
     assert_eq!(result.expect("the execution is stuck").unwrap(), 5);
 }
 
+/// The owner hears that the host has left before it has read what the host had given back: an execution that waits. Its
+/// callers are not told that no node can run it before it has to run.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_execution_that_waits_does_not_have_to_run_because_its_host_has_left() {
+    let memory = memory();
+    let ((one, of_owner), (two, of_host)) = (store_of(&memory).await, store_of(&memory).await);
+    let sum = sum();
+    let owner = calm(&one, "owner").register(&waits()).start().await.unwrap();
+    let host = calm(&two, "host").register(&sum).start().await.unwrap();
+    Nodes::on(&one).drain("host", true).await.unwrap();
+    until(&one, "the owner owns all", |nodes| shares(nodes) == [0, 64]).await;
+    let records = spaces(&one, &["workflow.executions"]).await;
+    host.start(&sum, 1).id("s").await.unwrap();
+    // The owner has lent it when the host wants to store that it waits.
+    let (wants, mut wanted) = tokio::sync::watch::channel(false);
+    of_host.rule(move |commit| {
+        let is_it = writes_into(commit, &records);
+        wants.send_if_modified(|wants| is_it && !std::mem::replace(wants, true));
+        if is_it { Fate::Waits } else { Fate::Lands }
+    });
+    let caller = owner.handle(&sum, "s");
+    let waiting = tokio::spawn(async move { caller.result().await });
+    in_time(wanted.wait_for(|wanted| *wanted)).await.unwrap();
+    of_owner.hears(false);
+    of_host.rule(|_| Fate::Lands);
+    in_time(async {
+        while host.describe("s").await.unwrap().status() != Status::Waiting {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    host.shutdown().await.unwrap();
+    of_owner.reads(false);
+    of_owner.hears(true);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    of_owner.reads(true);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(!waiting.is_finished());
+    owner.signal("s", "more", &1_u64).await.unwrap();
+    assert!(matches!(in_time(waiting).await.unwrap(), Err(WorkflowError::Parked { .. })));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_execution_that_kills_each_host_it_is_lent_to_is_parked() {
     let store = Store::memory().await.unwrap();
