@@ -25,10 +25,16 @@ pub(super) struct Sql {
     pub(super) types: &'static [Type],
 }
 
+/// The types of parameters: a list, or in square brackets the name of one.
+macro_rules! types {
+    (($($type:ident),*)) => { &[$(Type::$type),*] };
+    ([$list:ident]) => { $list };
+}
+
 /// Declares the statements of the backend: a name, the types of its parameters, and its text, in which `{s}` stands for
 /// the schema.
 macro_rules! statements {
-    ($($(#[$doc:meta])* $name:ident($($type:ident),*) = $text:expr;)*) => {
+    ($($(#[$doc:meta])* $name:ident $types:tt = $text:expr;)*) => {
         /// Every statement of the backend, for one schema.
         pub(super) struct Statements {
             pub(super) schema: String,
@@ -41,7 +47,7 @@ macro_rules! statements {
                 Statements {
                     schema: schema.into(),
                     channel: format!("latchwork_{schema}"),
-                    $($name: Sql { text: $text.replace("{s}", schema), types: &[$(Type::$type),*] },)*
+                    $($name: Sql { text: $text.replace("{s}", schema), types: types!($types) },)*
                 }
             }
         }
@@ -80,13 +86,22 @@ pub(super) const OWN_SYNC: &str = "CASE WHEN current_setting('synchronous_commit
    CASE WHEN set_config('synchronous_commit', NULL, true) <> 'remote_apply' THEN
      set_config('synchronous_commit', 'on', true) END END";
 
-/// Whether a group may be written as it was decided: the head is where the group expects it, and the newest version of
-/// each key that was not read under the lock of the head is the one that was guessed. It waits for a transaction that
+/// Whether a group may be written as it was decided: the head is where the group expects it, and each key that was not
+/// read under the lock of the head has the guessed version as its newest. The statement waits for a transaction that
 /// moves the head, and then compares again. The head that is expected was seen before the statement was sent, so what
 /// is found is exactly what was there with this head.
 pub(super) const AS_DECIDED: &str = "generation = $27 AND time_us = $28 AND NOT EXISTS (
    SELECT 1 FROM unnest($29::bytea[], $30::bigint[]) AS g (key, generation)
    WHERE coalesce((SELECT c.generation FROM {s}.current AS c WHERE c.key = g.key), 0) <> g.generation)";
+
+/// The types of the parameters of [`written!`].
+const WRITTEN: &[Type] = types! {(
+    BYTEA_ARRAY, INT8_ARRAY, BYTEA_ARRAY, INT8_ARRAY, INT8_ARRAY, INT8_ARRAY, BYTEA_ARRAY, INT8_ARRAY,
+    BYTEA_ARRAY, INT8_ARRAY, INT8_ARRAY, INT8_ARRAY, BYTEA_ARRAY,
+    INT8_ARRAY, INT8_ARRAY, INT8_ARRAY, BYTEA_ARRAY, BYTEA_ARRAY,
+    INT8, INT8, INT8, UUID, INT8, TEXT, TEXT, UUID,
+    INT8, INT8, BYTEA_ARRAY, INT8_ARRAY, TEXT
+)};
 
 /// Everything that a group writes, if it is still [as decided](AS_DECIDED): the head, the overwritten versions, the new
 /// ones, the keys of each commit and the number of the transaction. All parts see what was there before. A group for a
@@ -165,22 +180,10 @@ statements! {
            SELECT 1 FROM {s}.touched AS t WHERE t.space = f.space AND t.generation <= f.generation)
          FROM {s}.floors AS f";
     /// Gives a row if the group was written.
-    write(
-        BYTEA_ARRAY, INT8_ARRAY, BYTEA_ARRAY, INT8_ARRAY, INT8_ARRAY, INT8_ARRAY, BYTEA_ARRAY, INT8_ARRAY,
-        BYTEA_ARRAY, INT8_ARRAY, INT8_ARRAY, INT8_ARRAY, BYTEA_ARRAY,
-        INT8_ARRAY, INT8_ARRAY, INT8_ARRAY, BYTEA_ARRAY, BYTEA_ARRAY,
-        INT8, INT8, INT8, UUID, INT8, TEXT, TEXT, UUID,
-        INT8, INT8, BYTEA_ARRAY, INT8_ARRAY, TEXT
-    ) =
+    write[WRITTEN] =
         written!(SYNC, " FROM advance");
     /// An error if the group was not written.
-    write_or_fail(
-        BYTEA_ARRAY, INT8_ARRAY, BYTEA_ARRAY, INT8_ARRAY, INT8_ARRAY, INT8_ARRAY, BYTEA_ARRAY, INT8_ARRAY,
-        BYTEA_ARRAY, INT8_ARRAY, INT8_ARRAY, INT8_ARRAY, BYTEA_ARRAY,
-        INT8_ARRAY, INT8_ARRAY, INT8_ARRAY, BYTEA_ARRAY, BYTEA_ARRAY,
-        INT8, INT8, INT8, UUID, INT8, TEXT, TEXT, UUID,
-        INT8, INT8, BYTEA_ARRAY, INT8_ARRAY, TEXT
-    ) =
+    write_or_fail[WRITTEN] =
         written!(OWN_SYNC, OR_FAIL);
     put(BYTEA_ARRAY, INT8_ARRAY, INT8_ARRAY, INT8_ARRAY, BYTEA_ARRAY) =
         "INSERT INTO {s}.current (key, rev, generation, time_us, value)

@@ -114,8 +114,9 @@ pub(super) struct Writer {
 pub(super) struct DecidedGroup {
     pub(super) answers: Vec<Result<Outcome>>,
     pub(super) applied: Vec<Committed>,
-    /// The head that they are decided with, and the one that they leave.
+    /// The head with which the group is decided.
     pub(super) before: Last,
+    /// The head when the group has landed.
     pub(super) after: Last,
 }
 
@@ -575,8 +576,7 @@ pub(super) struct Scope<'a> {
     pub(super) versions: &'a Guessed,
 }
 
-/// Writes what is decided. Gives whether it was written: it is not if the head, or a version that was guessed, is not
-/// what it was decided with.
+/// Writes what is decided, or nothing if the head or a guessed version has changed. Gives whether it was written.
 pub(super) async fn write(
     shared: &Shared,
     link: &Link,

@@ -121,7 +121,7 @@ async fn pages_of_the_present_continue_after_the_last_seen_entity(bench: Bench) 
     }
 }
 
-/// The second page must have every entity behind the cursor once, also the one that has taken the value at the cursor
+/// The second page must have every entity behind the cursor once, also an entity that has taken the value at the cursor
 /// since the first page. The key of a unique value has no id, so it does not show whether its entity stands before or
 /// behind the cursor. A key of the cursor's value and id can also be longer than an index allows.
 async fn the_value_at_a_cursor_may_have_a_new_owner(bench: Bench) {
