@@ -37,6 +37,8 @@ struct Inner {
     spaces: RwLock<BTreeMap<SpaceId, Met>>,
     /// `spaces` contains every declaration up to this generation.
     declared: AtomicU64,
+    /// The newest generation of a commit of this handle.
+    landed: AtomicU64,
 }
 
 /// A space as this handle knows it.
@@ -128,7 +130,8 @@ impl Store {
         limits: Limits,
         disk: Arc<dyn Disk>,
     ) -> Result<Store> {
-        let inner = Inner { backend, disk, env, limits, spaces: RwLock::default(), declared: AtomicU64::new(0) };
+        let (declared, landed) = (AtomicU64::new(0), AtomicU64::new(0));
+        let inner = Inner { backend, disk, env, limits, spaces: RwLock::default(), declared, landed };
         let store = Store { inner: Arc::new(inner) };
         store.learn_spaces().await?;
         Ok(store)
@@ -233,9 +236,33 @@ impl Store {
         };
         async move {
             let outcome = answer.await;
+            if let Ok(Outcome::Applied(receipt)) = &outcome {
+                self.has_landed(receipt.generation);
+            }
             let_others_run().await;
             outcome
         }
+    }
+
+    pub(crate) fn has_landed(&self, generation: Generation) {
+        self.inner.landed.fetch_max(generation.0, Ordering::SeqCst);
+    }
+
+    /// The newest generation with which a commit of this handle, or of a clone of it, has landed so far.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::{Commit, History, SpaceSpec, Store};
+    /// # let store = Store::memory().await?;
+    /// # let accounts = store.space(SpaceSpec::new("accounts").history(History::Forever)).await?;
+    /// # let alice = accounts.key("alice");
+    /// let receipt = store.commit(Commit::new().put(&alice, "100")).await?.applied()?;
+    /// assert_eq!(store.landed(), receipt.generation);
+    /// # Ok(()) }
+    /// ```
+    pub fn landed(&self) -> Generation {
+        Generation(self.inner.landed.load(Ordering::SeqCst))
     }
 
     /// Checks a commit as [`Store::commit`] does, for a backend that is given commits in another way.

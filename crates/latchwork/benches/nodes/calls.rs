@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use latchwork::node::Nodes;
 use latchwork::store::{Commit, SpaceSpec, Store};
 use tokio::runtime::Runtime;
 
@@ -41,12 +42,16 @@ async fn two_commits(store: &Store, rounds: usize) -> f64 {
     median(times)
 }
 
-/// An update is sent here, and answered by an execution on the other node.
+/// An update is sent here, and answered by an execution that the other node owns.
 async fn remote_signal(rounds: usize) -> (f64, f64) {
     let server = Server::start_own();
     let store = store(&server.url, "bench").await;
     let other = Process::start("serve", &server.url, "bench", 0).ready();
     let engine = node(&store, "here").start().await.expect("an engine");
+    Nodes::on(&store).drain("here", true).await.expect("it drains");
+    while !Nodes::on(&store).get("here").await.expect("a node").shards.is_empty() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     let answers = answers();
     let handle = engine.start(&answers, 1).id("a").await.expect("a start");
     let mut times = Vec::new();

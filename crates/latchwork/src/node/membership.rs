@@ -19,18 +19,18 @@ use super::member::{
     KnownWorkflow, LEASE, Member, MemberChange, Members, NODES, NodeOptions, NodeRecord, NodeSpaces, SHORTEST,
     read_member, read_name,
 };
-use super::notice::{NOTICES, NodeNotice, StoredNotices, noticed};
+use super::notice::{NOTICES, NodeNotice, StoredNotices, moved, noticed};
 use super::plan::Candidate;
 use super::shard::FoundShard;
 use super::{AGAIN, ExecutionId, Node, NodeError, shard_of};
 use crate::lane::Part;
 use crate::record::Record;
-use crate::store::{Change, Check, Commit, Env, Outcome, Rev, Store, StoreError, Uuid, Watch};
+use crate::store::{Change, Check, Commit, Env, Generation, Outcome, Rev, Store, StoreError, Uuid, Watch, Write};
 
 /// What the layers above do when something happens to the node.
 pub(crate) trait NodeEvents: Send + Sync {
-    /// A notice of any node. The receiver decides whether it concerns this node.
-    fn heard(self: Arc<Self>, notice: NodeNotice);
+    /// A notice of any node, and the generation of its commit. The receiver decides whether it concerns this node.
+    fn heard(self: Arc<Self>, notice: NodeNotice, at: Generation);
 
     /// This node owns more shards.
     fn taken(self: Arc<Self>, shards: Vec<u16>) -> NodeWork<'static>;
@@ -130,6 +130,10 @@ impl Membership {
 
     pub(super) fn notice(&self, part: Part, notice: NodeNotice) -> Part {
         noticed(part, &self.spaces.board, self.life(), notice)
+    }
+
+    pub(super) fn moved(&self, commit: Commit, write: Write) -> Commit {
+        moved(commit, write, &self.spaces.board, self.life())
     }
 
     /// A commit was refused because another node had taken the shard.
@@ -385,7 +389,7 @@ impl Node {
             match watch.next().await {
                 Ok(committed) => {
                     for change in committed.changes {
-                        self.see_change(&membership, change).await;
+                        self.see_change(&membership, change, committed.generation).await;
                     }
                 }
                 Err(error) if error.is_final() => return,
@@ -435,7 +439,7 @@ impl Node {
         Ok(())
     }
 
-    async fn see_change(&self, membership: &Membership, change: Change) {
+    async fn see_change(&self, membership: &Membership, change: Change, at: Generation) {
         let Change { key, rev, value } = change;
         match key.bytes().first() {
             Some(&NODES) => {
@@ -454,7 +458,7 @@ impl Node {
                     if notice == NodeNotice::Shards {
                         self.at_last("who owns the shards could not be read", NodeError::kind, || self.reread()).await;
                     } else {
-                        events.clone().heard(notice);
+                        events.clone().heard(notice, at);
                     }
                 }
             }

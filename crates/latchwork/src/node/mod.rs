@@ -56,7 +56,7 @@ use tokio::task::AbortHandle;
 use crate::id::text_id;
 use crate::lane::{Part, Runtime, Tag};
 use crate::record::{BadRecord, Record};
-use crate::store::{Env, ErrorKind, Rev, Space, Store, StoreError, Timestamp, Uuid, Watch};
+use crate::store::{Commit, Env, ErrorKind, Rev, Space, Store, StoreError, Timestamp, Uuid, Watch, Write};
 
 use alarm::Alarms;
 pub(crate) use key::{read_text, write_text};
@@ -316,6 +316,14 @@ impl Node {
             (Some(membership), _) => membership.notice(part, notice()),
             (None, Some(board)) => notice::noticed(part, board, Uuid::nil(), notice()),
             (None, None) => part,
+        }
+    }
+
+    /// Adds a write of one commit of this node to another one.
+    pub(crate) fn moved(&self, commit: Commit, write: Write) -> Commit {
+        match &self.membership {
+            Some(membership) => membership.moved(commit, write),
+            None => commit.write(write),
         }
     }
 

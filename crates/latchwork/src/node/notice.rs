@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::lane::Part;
 use crate::node::ExecutionId;
 use crate::record::{Record, stored};
-use crate::store::{Space, Uuid};
+use crate::store::{Commit, Space, Uuid, Write};
 
 /// What happened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,8 +43,22 @@ stored!(StoredNotices);
 /// Keys of notices begin with this byte, then comes the life of the node that has written them.
 pub(super) const NOTICES: u8 = b'w';
 
+/// The keys of the notices of a life begin with this.
+fn prefix_of(from: Uuid) -> Vec<u8> {
+    [&[NOTICES][..], from.as_bytes()].concat()
+}
+
 /// Adds a notice to a part.
 pub(super) fn noticed(part: Part, space: &Space, from: Uuid, notice: NodeNotice) -> Part {
-    let prefix = [&[NOTICES][..], from.as_bytes()].concat();
-    part.put_numbered(space, prefix, StoredNotices(vec![notice]).encode())
+    part.put_numbered(space, prefix_of(from), StoredNotices(vec![notice]).encode())
+}
+
+/// Adds a write of one commit to another commit. A notice gets a number that is free there.
+pub(super) fn moved(commit: Commit, write: Write, space: &Space, from: Uuid) -> Commit {
+    match write {
+        Write::Put(key, value) if space.prefix(prefix_of(from)).contains(&key) => {
+            Part::default().put_numbered(space, prefix_of(from), value).place_whole(commit).0
+        }
+        write => commit.write(write),
+    }
 }

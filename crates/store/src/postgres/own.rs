@@ -338,7 +338,11 @@ impl SqlTransaction {
         let Some(slot) = self.open.slot.write().await.take() else { return Ok(SqlEnded::RolledBack(SqlError::Ended)) };
         let shared = self.postgres.shared.clone();
         let _in_use = self.permit.take();
-        shared.end_own(slot, &self.open.name, commit, self.is_repeatable).await
+        let ended = shared.end_own(slot, &self.open.name, commit, self.is_repeatable).await;
+        if let Ok(SqlEnded::Applied(receipt)) = &ended {
+            self.postgres.store.has_landed(receipt.generation);
+        }
+        ended
     }
 }
 

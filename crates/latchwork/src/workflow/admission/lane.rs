@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use crate::lane::{LanePlan, Lanes, Part, Placed, Rider, Runtime};
-use crate::node::SHARD;
+use crate::node::{Node, SHARD};
 use crate::store::{Commit, ErrorKind, FailedCheck, Outcome, Receipt, Refusal, Store, StoreError};
 use crate::workflow::admission::book::{Book, Ruling};
 use crate::workflow::admission::policy::{Policy, StartNeeds};
@@ -54,10 +54,10 @@ pub(crate) struct EndJob {
 }
 
 impl EndJob {
-    fn board(&mut self, commit: Commit) -> Commit {
+    fn board(&mut self, commit: Commit, node: &Node) -> Commit {
         self.first = (commit.checks().len(), commit.writes().len());
         let commit = self.commit.checks().iter().cloned().fold(commit, Commit::check);
-        self.commit.writes().iter().cloned().fold(commit, Commit::write)
+        self.commit.writes().iter().cloned().fold(commit, |commit, write| node.moved(commit, write))
     }
 
     fn landed(self, receipt: &Receipt) {
@@ -278,7 +278,7 @@ impl LanePlan for Admissions {
                     let Some(first) = &start.decided else { continue };
                     commit = start.starter.board(commit, first);
                 }
-                (AdmissionJob::End(end), _) => commit = end.board(commit),
+                (AdmissionJob::End(end), _) => commit = end.board(commit, &self.node),
                 _ => {}
             }
         }

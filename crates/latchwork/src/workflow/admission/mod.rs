@@ -332,7 +332,8 @@ impl EngineInner {
         Ok(part.then(move |_| {
             due.into_iter().for_each(|due| engine.removals.set(&id, due));
             engine.tell_end(&id, &birth, &status);
-            engine.ended(&id, Some(status));
+            engine.ended(&id, Some(status), false);
+            engine.forget_callers(&id);
         }))
     }
 

@@ -5,7 +5,8 @@ use serde::de::DeserializeOwned;
 
 use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::engine::handle::{Handle, read_as};
-use crate::workflow::engine::{Engine, EngineInner, News};
+use crate::workflow::engine::listen::News;
+use crate::workflow::engine::{Engine, EngineInner};
 use crate::workflow::journal::replay::OpCall;
 use crate::workflow::run::{Run, WaitEnd};
 use crate::workflow::stored::kept::Published;

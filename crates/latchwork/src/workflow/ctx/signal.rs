@@ -16,7 +16,7 @@ use crate::workflow::ctx::step::read_failure;
 use crate::workflow::ctx::update::UpdateReceipt;
 use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::engine::handle::Handle;
-use crate::workflow::engine::post::Target;
+use crate::workflow::engine::post::{Along, BeforeTry, SendOnce, Target};
 use crate::workflow::engine::{Engine, EngineInner, check_name};
 use crate::workflow::journal::replay::{Journaled, OpCall};
 use crate::workflow::run::{OpEffect, Received, RunState, WaitEnd, largest};
@@ -97,10 +97,11 @@ impl SendSignal {
         let delivered = Delivered::signal(&self.name, &payload);
         let body = MessageBody::Signal { name: self.name, payload };
         let Some(signal_id) = self.signal_id else {
-            return self.engine.deliver(&self.id, body, None).await.map(drop);
+            return self.engine.deliver(&self.id, body, Along::default()).await.map(drop);
         };
         check_name("the id of a signal", &signal_id)?;
-        self.engine.deliver_once(&self.id, &signal_id, delivered, body, || async { Ok(None) }).await
+        let once = SendOnce { message: &signal_id, delivered, body, is_new: false, listens: false };
+        self.engine.deliver_once(&self.id, once, || async { Ok(BeforeTry::default()) }).await.map(drop)
     }
 }
 

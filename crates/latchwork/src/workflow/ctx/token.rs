@@ -12,6 +12,7 @@ use crate::record::Record;
 use crate::store::{Check, Uuid, Write};
 use crate::workflow::ctx::Ctx;
 use crate::workflow::ctx::signal::written;
+use crate::workflow::engine::post::Along;
 use crate::workflow::engine::{Engine, EngineInner};
 use crate::workflow::journal::replay::OpCall;
 use crate::workflow::stored::kept::{MessageBody, Token};
@@ -144,7 +145,7 @@ async fn complete(engine: &Arc<EngineInner>, text: &str, result: Result<String, 
         let used = Token { is_used: true, ..record };
         let body = MessageBody::Completed { token: token.as_u128(), result: result.clone() };
         let (check, write) = (Check::AtRev(key.clone(), item.rev), Write::Put(key.clone(), used.encode()));
-        if engine.deliver(&id, body, Some((vec![check], vec![write]))).await? {
+        if engine.deliver(&id, body, Along::with((vec![check], vec![write]))).await? {
             return Ok(());
         }
     }

@@ -10,18 +10,19 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::lane::Part;
+use crate::lane::{Part, as_found};
 use crate::record::Record;
-use crate::store::{Check, Key, Timestamp};
+use crate::store::Timestamp;
 use crate::workflow::ctx::signal::written;
 use crate::workflow::ctx::step::read_failure;
 use crate::workflow::ctx::{Ctx, hash};
 use crate::workflow::engine::handle::{Handle, read_as};
-use crate::workflow::engine::{Engine, EngineInner, News, check_name};
+use crate::workflow::engine::listen::News;
+use crate::workflow::engine::post::{BeforeTry, SendOnce, Target};
+use crate::workflow::engine::{Engine, EngineInner, check_name};
 use crate::workflow::journal::replay::OpCall;
-use crate::workflow::run::Stop;
-use crate::workflow::stored::kept::{Delivered, MessageBody, Published};
-use crate::workflow::stored::record::{Execution, Kind, WaitsFor, failure_text, fetch_execution};
+use crate::workflow::stored::kept::{Delivered, MessageBody, Published, UpdateAnswer};
+use crate::workflow::stored::record::{Kind, StoredStatus, WaitsFor, failure_text};
 use crate::workflow::{Boxed, ExecutionId, Failure, Result, WorkflowError};
 
 /// What a validator sees of the execution: its published values.
@@ -133,71 +134,112 @@ impl<A: DeserializeOwned> SendUpdate<A> {
     /// # Ok(()) }
     /// ```
     pub async fn send(self) -> Result<SentUpdate<A>> {
+        let (sent, unsent) = self.checked()?;
+        sent.engine.send_update(&sent, unsent, false).await?;
+        Ok(sent)
+    }
+
+    /// The update as it will have been sent, and what is to be sent.
+    fn checked(self) -> Result<(SentUpdate<A>, UnsentUpdate)> {
         let SendUpdate { engine, id, name, request, update_id, answer } = self;
-        let update_id = engine.send_update(&id, name, request?, update_id).await?;
-        Ok(SentUpdate { engine, id, update_id, answer })
+        check_name("the name of an update", &name)?;
+        let unsent = UnsentUpdate { name, request: request?, is_new: update_id.is_none() };
+        let update_id = update_id.unwrap_or_else(|| engine.store.env().uuid().to_string());
+        check_name("the id of an update", &update_id)?;
+        Ok((SentUpdate { engine, id, update_id, answer }, unsent))
     }
 }
 
+/// What is to be sent of an update. The request is JSON text.
+struct UnsentUpdate {
+    name: String,
+    request: String,
+    /// True if its id was made for it.
+    is_new: bool,
+}
+
 impl EngineInner {
-    /// Stores an update, unless it was stored before. Returns its id.
-    async fn send_update(
+    /// Stores an update, unless it was stored before. Returns whether it was stored by this call.
+    async fn send_update<A>(
         self: &Arc<EngineInner>,
-        id: &ExecutionId,
-        name: String,
-        request: String,
-        update_id: Option<String>,
-    ) -> Result<String> {
-        check_name("the name of an update", &name)?;
-        let update_id = update_id.unwrap_or_else(|| self.store.env().uuid().to_string());
-        check_name("the id of an update", &update_id)?;
+        SentUpdate { id, update_id, .. }: &SentUpdate<A>,
+        UnsentUpdate { name, request, is_new }: UnsentUpdate,
+        listens: bool,
+    ) -> Result<bool> {
         let delivered = Delivered::update(&name, &request);
         let body = MessageBody::Update { name: name.clone(), id: update_id.clone(), payload: request.clone() };
-        let check = || validated(self, id, &name, &request);
-        self.deliver_once(id, &update_id, delivered, body, check).await?;
-        Ok(update_id)
+        let once = SendOnce { message: update_id, delivered, body, is_new, listens };
+        self.deliver_once(id, once, || validated(self, id, &name, &request)).await
     }
 
-    /// Waits for the answer to an update, as JSON text.
-    async fn answer(&self, id: &ExecutionId, update_id: &str) -> Result<String> {
-        let key = self.kept(id).update(update_id);
-        let look = |_| async {
-            let ended = self.has_ended(id).await?;
-            // The last answer was stored before the end was seen.
-            match self.get(&key).await?.map(|item| Delivered::decode(&item.value)) {
-                Some(Ok(Delivered::Update(_, Some(answer)))) => Ok(Some(answer)),
-                Some(Err(why)) if why.is_version() => Err(why.at(format!("update {update_id:?}")).into()),
-                _ if ended => Err(WorkflowError::Ended { id: id.clone() }),
-                _ => Ok(None),
+    /// The answer to an update, as JSON text, or as a failure in JSON text. None if there is none yet.
+    async fn answered(&self, id: &ExecutionId, update_id: &str) -> Result<Option<Result<String, String>>> {
+        let found = match self.get(&self.kept(id).answer(update_id)).await? {
+            Some(item) => UpdateAnswer::decode(&item.value).map(Some),
+            None => {
+                match self.get(&self.kept(id).update(update_id)).await?.map(|item| Delivered::decode(&item.value)) {
+                    Some(Ok(Delivered::Update(_, answer))) => Ok(answer),
+                    Some(Err(why)) => Err(why),
+                    _ => Ok(None),
+                }
             }
         };
-        let answer = self.listen(id, News::Answer(update_id.into()), look).await?;
+        match found {
+            Err(why) if why.is_version() => Err(why.at(format!("update {update_id:?}")).into()),
+            found => Ok(found.ok().flatten().map(|UpdateAnswer(answer)| answer)),
+        }
+    }
+
+    /// Makes a call that sends an update, and waits for the answer as JSON text.
+    async fn answer(
+        self: &Arc<EngineInner>,
+        id: &ExecutionId,
+        update_id: &str,
+        send: impl Future<Output = Result<bool>>,
+    ) -> Result<String> {
+        let look = |ended: Option<StoredStatus>| async move {
+            match self.answered(id, update_id).await? {
+                // The last answer was stored before the end was seen. Another execution may have the id now.
+                None if ended.is_some() || self.has_ended(id).await? => {
+                    let answer = self.answered(id, update_id).await?;
+                    answer.map(Some).ok_or_else(|| WorkflowError::Ended { id: id.clone() })
+                }
+                answer => Ok(answer),
+            }
+        };
+        let answer = self.listen_after(id, News::Answer(update_id.into()), send, look).await?;
         answer.map_err(|text| WorkflowError::UpdateRefused { id: id.clone(), failure: read_failure(&text) })
     }
 }
 
-/// Calls the validator, if there is one. Returns the check that the published values are unchanged.
-async fn validated(engine: &EngineInner, id: &ExecutionId, name: &str, request: &str) -> Result<Option<Check>> {
-    let view = engine.store.view().await?;
-    let found = fetch_execution(&view, &engine.spaces.executions, id).await?;
-    let (Execution { workflow, .. }, _) = found.ok_or_else(|| WorkflowError::NotFound { id: id.clone() })?;
+/// Calls the validator, if there is one. Finds the check that the published values are unchanged.
+async fn validated(engine: &EngineInner, id: &ExecutionId, name: &str, request: &str) -> Result<BeforeTry> {
+    let resident = engine.resident(id).filter(|run| run.with(|state| state.known.is_stored()));
+    let (workflow, target) = match resident {
+        Some(run) => (run.definition.name.to_string(), None),
+        None => {
+            let (execution, rev) = engine.known(id).await?;
+            (execution.workflow.clone(), Target::of(id, execution, rev).ok())
+        }
+    };
+    let found = BeforeTry { check: None, target };
     let Some(definition) = engine.definition(&workflow) else {
         return match engine.node.known_elsewhere(&workflow) {
             None => Err(WorkflowError::NotRegistered { name: workflow }),
             Some(known) if known.validated.iter().any(|validated| validated == name) => {
                 Err(WorkflowError::RulesElsewhere { name: workflow })
             }
-            Some(_) => Ok(None),
+            Some(_) => Ok(found),
         };
     };
-    let Some(validator) = definition.validators.get(name) else { return Ok(None) };
-    let key: Key = engine.kept(id).published();
-    let (published, item) = engine.kept(id).fetch_published(&view).await?.unzip();
+    let Some(validator) = definition.validators.get(name) else { return Ok(found) };
+    let key = engine.kept(id).published();
+    let (published, item) = engine.kept(id).fetch_published(&engine.store.view().await?).await?.unzip();
     let published = published.unwrap_or_default();
     if let Err(failure) = validator(&PublishedValues(&published), request) {
         return Err(WorkflowError::UpdateRefused { id: id.clone(), failure });
     }
-    Ok(Some(item.map_or(Check::Absent(key.clone()), |item| Check::AtRev(key, item.rev))))
+    Ok(BeforeTry { check: Some(as_found(key, item.map(|item| item.rev))), ..found })
 }
 
 impl<A: DeserializeOwned> SentUpdate<A> {
@@ -222,7 +264,7 @@ impl<A: DeserializeOwned> SentUpdate<A> {
     /// # Ok(()) }
     /// ```
     pub async fn answer(&self) -> Result<A> {
-        read_as(&self.id, &self.engine.answer(&self.id, &self.update_id).await?)
+        read_as(&self.id, &self.engine.answer(&self.id, &self.update_id, async { Ok(false) }).await?)
     }
 }
 
@@ -231,7 +273,11 @@ impl<A: DeserializeOwned + Send + 'static> IntoFuture for SendUpdate<A> {
     type IntoFuture = Boxed<'static, Result<A>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move { self.send().await?.answer().await })
+        Box::pin(async move {
+            let (sent, unsent) = self.checked()?;
+            let SentUpdate { engine, id, update_id, .. } = &sent;
+            read_as(id, &engine.answer(id, update_id, engine.send_update(&sent, unsent, true)).await?)
+        })
     }
 }
 
@@ -377,19 +423,10 @@ impl<R, A: Serialize> Request<R, A> {
         let Request { ctx, id, name, .. } = &self;
         let call = OpCall { kind: Kind::Answer, name, argument: hash(&answer) };
         let answered = ctx.replay::<(), _>(WaitsFor::Store, call, |operation| async move {
-            let run = &ctx.run;
-            let key = run.kept().update(id);
-            let sent = run.or_stop(run.engine.get(&key).await).await;
-            let fingerprint = match sent.map(|item| Delivered::decode(&item.value)) {
-                Some(Ok(Delivered::Update(sent, _))) => sent,
-                Some(Err(why)) if why.is_version() => {
-                    return run.stop_for(Stop::unknown_version(why.at(format!("update {id:?}")))).await;
-                }
-                _ => 0,
-            };
-            let part = Part::default().put(&key, Delivered::Update(fingerprint, Some(answer)).encode());
-            let (engine, execution, update) = (run.engine.clone(), run.id.clone(), id.clone());
-            let part = part.then(move |_| engine.tell(&execution, News::Answer(update)));
+            let (engine, execution, update) = (ctx.run.engine.clone(), ctx.run.id.clone(), id.clone());
+            let part = Part::default().put(&ctx.run.kept().answer(id), UpdateAnswer(answer).encode());
+            let (part, is_told) = engine.with_news(part, &execution);
+            let part = part.then(move |_| engine.tell(&execution, News::Answer(update), is_told));
             operation.done_with(&(), Some(part.into()));
             Ok(())
         });

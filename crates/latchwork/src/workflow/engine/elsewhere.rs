@@ -7,6 +7,7 @@
 //! record fences the commits of that node.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -15,9 +16,10 @@ use crate::lane::Part;
 use crate::lock::LockError;
 use crate::node::{NodeEvents, NodeNotice, NodeWork, shard_of};
 use crate::record::Record;
-use crate::store::{ErrorKind, Key, Rev, Timestamp, Uuid};
+use crate::store::{ErrorKind, Generation, Key, Rev, Timestamp, Uuid};
 use crate::workflow::admission;
-use crate::workflow::engine::{EngineInner, News, recover};
+use crate::workflow::engine::listen::News;
+use crate::workflow::engine::{EngineInner, recover};
 use crate::workflow::run::{RECORD, with_record};
 use crate::workflow::stored::keys::read_count;
 use crate::workflow::stored::record::{Execution, StoredStatus};
@@ -27,7 +29,7 @@ use crate::workflow::{ExecutionId, Result, WorkflowError};
 const MOST_NEWS: usize = 256;
 
 impl NodeEvents for EngineInner {
-    fn heard(self: Arc<Self>, notice: NodeNotice) {
+    fn heard(self: Arc<Self>, notice: NodeNotice, at: Generation) {
         match notice {
             NodeNotice::Execution(id) => self.hear_of(id),
             NodeNotice::Schedule(name) if self.node.owns_name(name.as_bytes()) => {
@@ -45,8 +47,10 @@ impl NodeEvents for EngineInner {
             NodeNotice::Locks(shard) if self.node.owned().contains(&shard) => self.finish_locks(),
             NodeNotice::Listens { id, .. } if self.node.is_named(&id) => {
                 self.remote.lock().insert(id.clone());
-                // What happened since the caller has looked is told now: this node did not know of the caller.
-                let _ = self.news.send(id);
+                // What has happened since the caller asked is told now: this node did not know of the caller.
+                if self.untold.load(Ordering::SeqCst) > at.0 {
+                    let _ = self.news.send(id);
+                }
             }
             NodeNotice::News(id) => self.tell_of(&id),
             NodeNotice::Lent { id, node } if self.node.life() == Some(node) => {
@@ -141,9 +145,6 @@ impl EngineInner {
         if !is_ours || self.is_missed(&id) {
             return;
         }
-        if self.remote.lock().contains(&id) {
-            let _ = self.news.send(id.clone());
-        }
         self.spawn_look_after(id);
     }
 
@@ -191,11 +192,51 @@ impl EngineInner {
         its.for_each(|(_, listener)| listener.told.notify_waiters());
     }
 
-    /// There is news of an execution. Callers on other nodes are told if there are any.
+    /// Adds to a part, which is news of an execution, that callers on other nodes are told of it, if there are any.
+    /// Returns whether the commit of the part tells them.
+    pub(crate) fn with_news(&self, part: Part, id: &ExecutionId) -> (Part, bool) {
+        // The commits of a guest tell every node that it has changed.
+        if self.node.is_guest(id) {
+            return (part, true);
+        }
+        let is_remote = self.node.is_shared() && self.remote.lock().contains(id);
+        (if is_remote { self.node.noticed(part, || NodeNotice::News(id.clone())) } else { part }, is_remote)
+    }
+
+    /// There is news of an execution, which no commit has told. Callers on other nodes are told if there are any.
     pub(crate) fn tell_elsewhere(&self, id: &ExecutionId) {
-        if self.node.is_shared() && (self.node.is_guest(id) || self.remote.lock().contains(id)) {
+        if !self.node.is_shared() {
+            return;
+        }
+        // A caller that is heard of from now on, and has asked before the news landed, has to be told as well.
+        self.untold.fetch_max(self.store.landed().0, Ordering::SeqCst);
+        if self.node.is_guest(id) || self.remote.lock().contains(id) {
             let _ = self.news.send(id.clone());
         }
+    }
+
+    /// An execution has ended, and no other has taken its place.
+    pub(crate) fn forget_callers(&self, id: &ExecutionId) {
+        self.remote.lock().remove(id);
+    }
+
+    /// A commit without an answer may have landed: the callers on other nodes, and those that are heard of later, look
+    /// at what there is.
+    pub(crate) async fn doubt_told(&self) -> Result<()> {
+        if self.node.is_shared() {
+            self.untold.fetch_max(self.store.generation().await?.0, Ordering::SeqCst);
+            self.remote.lock().iter().for_each(|id| drop(self.news.send(id.clone())));
+        }
+        Ok(())
+    }
+
+    /// Adds to a part that this node listens for news of an execution, if another node owns it.
+    pub(crate) fn listens(&self, part: Part, id: &ExecutionId) -> Part {
+        if !self.node.is_shared() || self.node.owns(id) {
+            return part;
+        }
+        let node = self.node.life().unwrap_or_default();
+        self.node.noticed(part, || NodeNotice::Listens { id: id.clone(), node })
     }
 
     /// Asks the owner of an execution for news of it. Returns false if that is not needed.
@@ -207,9 +248,7 @@ impl EngineInner {
         if asked.replace(epoch) == Some(epoch) {
             return Ok(false);
         }
-        let node = self.node.life().unwrap_or_default();
-        let part = self.node.noticed(Part::default(), || NodeNotice::Listens { id: id.clone(), node });
-        self.send(part).await?;
+        self.send(self.listens(Part::default(), id)).await?;
         Ok(true)
     }
 

@@ -9,7 +9,8 @@ use serde_json::Value;
 
 use crate::workflow::ctx::step::read_failure;
 use crate::workflow::definition::Workflow;
-use crate::workflow::engine::{Engine, EngineInner, News};
+use crate::workflow::engine::listen::News;
+use crate::workflow::engine::{Engine, EngineInner};
 use crate::workflow::stored::record::StoredStatus;
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 

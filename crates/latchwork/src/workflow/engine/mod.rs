@@ -4,6 +4,7 @@ pub(crate) mod deadlock;
 pub(crate) mod elsewhere;
 pub(crate) mod finally;
 pub(crate) mod handle;
+pub(crate) mod listen;
 pub(crate) mod metrics;
 pub(crate) mod post;
 pub(crate) mod recover;
@@ -15,9 +16,9 @@ pub(crate) mod supersede;
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::future::Future;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
@@ -35,6 +36,7 @@ use crate::workflow::admission::stored::{ADMISSION, GATES, Gates};
 use crate::workflow::admission::{self, Admissions};
 use crate::workflow::definition::{Definition, Definitions, Workflow};
 use crate::workflow::engine::deadlock::Suspect;
+use crate::workflow::engine::listen::Listeners;
 use crate::workflow::engine::metrics::Metrics;
 use crate::workflow::engine::rehearsal::Rehearsal;
 use crate::workflow::run::unbegun::Unbegun;
@@ -43,7 +45,7 @@ use crate::workflow::schedule::keeper::{FireSchedules, Scheduling};
 use crate::workflow::schedule::stored::ScheduleSpaces;
 use crate::workflow::stored::kept::Kept;
 use crate::workflow::stored::listed::{LISTED, Lists, RUNNING};
-use crate::workflow::stored::record::{Execution, StoredStatus, decode_execution};
+use crate::workflow::stored::record::{Execution, decode_execution};
 use crate::workflow::{ExecutionId, Result, WorkflowError};
 
 /// Runs workflows.
@@ -139,7 +141,7 @@ pub(crate) struct EngineInner {
     /// Executions that are about to be loaded for the first time.
     pub(crate) unbegun: Unbegun,
     /// The callers that wait for news of executions.
-    listening: Mutex<BTreeMap<(ExecutionId, News), Arc<Listener>>>,
+    listening: Listeners,
     /// Messages to the same execution share commits.
     pub(crate) lanes: Lanes<EngineInner>,
     /// The answers of changes under idempotency keys.
@@ -164,29 +166,10 @@ pub(crate) struct EngineInner {
     /// Executions of this node of which callers on other nodes want news, and the channel to the task that tells them.
     pub(crate) remote: Mutex<BTreeSet<ExecutionId>>,
     pub(crate) news: mpsc::UnboundedSender<ExecutionId>,
+    /// No news that no commit has told came with a later generation.
+    pub(crate) untold: AtomicU64,
     /// What the layer above serves on this engine, at most one at a time. This layer does not know what it is.
     pub(crate) above: Mutex<Option<Weak<dyn Any + Send + Sync>>>,
-}
-
-/// What callers of an execution wait for.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum News {
-    /// Its end.
-    End,
-    /// A published value.
-    Published,
-    /// The answer to the update of this id.
-    Answer(String),
-    /// An event of its stream.
-    Stream,
-}
-
-/// Notifies the callers that wait for the same news.
-#[derive(Default)]
-struct Listener {
-    told: Notify,
-    /// The status that the execution has ended with, once it has.
-    ended: OnceLock<StoredStatus>,
 }
 
 /// An execution in memory.
@@ -442,6 +425,7 @@ impl EngineBuilder {
             found: tokio::sync::watch::Sender::new(self.idle),
             remote: Mutex::default(),
             news,
+            untold: AtomicU64::new(0),
             above: Mutex::default(),
         });
         let executions: Weak<dyn lock::owners::OwningExecutions> = Arc::<EngineInner>::downgrade(&inner);
@@ -739,91 +723,8 @@ impl EngineInner {
         Ok(!self.is_resident(id) && self.known(id).await?.0.status.is_terminal())
     }
 
-    /// Notifies all callers that wait for an execution that it has left memory, with its final status if that is known.
-    pub(crate) fn ended(&self, id: &ExecutionId, status: Option<StoredStatus>) {
-        if status.is_some() {
-            self.set_aside.lock().remove(id);
-        }
-        self.tell_elsewhere(id);
-        if status.is_some() {
-            self.remote.lock().remove(id);
-        }
-        let mut listening = self.listening.lock();
-        let its = listening.range((id.clone(), News::End)..).take_while(|((listened, _), _)| listened == id);
-        for (_, listener) in its {
-            status.iter().for_each(|status| drop(listener.ended.set(status.clone())));
-            listener.told.notify_waiters();
-        }
-        if status.is_some() {
-            // Another execution may have the id from now on.
-            listening.remove(&(id.clone(), News::End));
-        }
-    }
-
-    /// Notifies all callers that wait for anything.
-    pub(crate) fn tell_all(&self) {
-        self.listening.lock().values().for_each(|listener| listener.told.notify_waiters());
-    }
-
-    /// Notifies the callers that wait for this news of an execution.
-    pub(crate) fn tell(&self, id: &ExecutionId, news: News) {
-        self.tell_elsewhere(id);
-        self.listening.lock().get(&(id.clone(), news)).iter().for_each(|listener| listener.told.notify_waiters());
-    }
-
-    /// Waits until `look` finds something. `look` is called at once, and then whenever there is such news, the
-    /// execution leaves memory, or the engine stops. Its argument is the final status of the execution, if that is
-    /// known.
-    pub(crate) async fn listen<T, F>(
-        &self,
-        id: &ExecutionId,
-        news: News,
-        mut look: impl FnMut(Option<StoredStatus>) -> F,
-    ) -> Result<T>
-    where
-        F: Future<Output = Result<Option<T>>>,
-    {
-        let key = (id.clone(), news);
-        let listener = self.listening.lock().entry(key.clone()).or_default().clone();
-        let listening = Listening { engine: self, key, listener };
-        let mut asked = None;
-        loop {
-            let mut told = std::pin::pin!(listening.listener.told.notified());
-            told.as_mut().enable();
-            if let Some(found) = look(listening.listener.ended.get().cloned()).await? {
-                return Ok(found);
-            }
-            if self.is_stopped() {
-                return Err(WorkflowError::Stopped);
-            }
-            // The owner may have told of the news before it knew of this caller, so the caller looks once more.
-            if self.listen_elsewhere(id, &mut asked).await? {
-                continue;
-            }
-            self.rehearsal.watch(id, told).await;
-        }
-    }
-
     /// True if an execution is in memory. It leaves memory after its last commit and before callers are notified.
     pub(crate) fn is_resident(&self, id: &ExecutionId) -> bool {
         self.residents.lock().contains_key(id)
-    }
-}
-
-/// A caller that waits for news.
-struct Listening<'a> {
-    engine: &'a EngineInner,
-    key: (ExecutionId, News),
-    listener: Arc<Listener>,
-}
-
-impl Drop for Listening<'_> {
-    fn drop(&mut self) {
-        let mut all = self.engine.listening.lock();
-        // One reference of the map and one of this value: no other can be made while the map is locked.
-        let is_last = Arc::strong_count(&self.listener) == 2;
-        if is_last && all.get(&self.key).is_some_and(|found| Arc::ptr_eq(found, &self.listener)) {
-            all.remove(&self.key);
-        }
     }
 }

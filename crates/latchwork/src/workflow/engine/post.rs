@@ -35,6 +35,15 @@ pub(crate) enum Target {
 }
 
 impl Target {
+    /// An execution that was read. One that has ended receives nothing.
+    pub(crate) fn of(id: &ExecutionId, execution: Execution, rev: Rev) -> Result<Target> {
+        match execution.status {
+            StoredStatus::Running => Ok(Target::Running(rev)),
+            ref status if status.is_terminal() => Err(WorkflowError::Ended { id: id.clone() }),
+            _ => Ok(Target::Resting(Box::new(execution), rev)),
+        }
+    }
+
     fn rev(&self) -> Rev {
         match self {
             Target::Running(rev) | Target::Resting(_, rev) => *rev,
@@ -56,11 +65,7 @@ impl EngineInner {
             return Ok(known);
         }
         let (execution, rev) = self.known(id).await?;
-        match execution.status {
-            StoredStatus::Running => Ok(Target::Running(rev)),
-            ref status if status.is_terminal() => Err(WorkflowError::Ended { id: id.clone() }),
-            _ => Ok(Target::Resting(Box::new(execution), rev)),
-        }
+        Target::of(id, execution, rev)
     }
 
     /// The delivery of messages, as a part of a commit.
@@ -192,63 +197,116 @@ impl EngineInner {
         }
     }
 
-    /// Delivers a message, with checks and writes of the caller in the same commit. Returns whether the checks passed.
-    /// Messages that arrive while a commit to the same execution is in flight share the next commit.
+    /// Delivers a message. Returns whether the checks passed. Messages that arrive while a commit to the same execution
+    /// is in flight share the next commit.
     pub(crate) async fn deliver(
         self: &Arc<EngineInner>,
         id: &ExecutionId,
         body: MessageBody,
-        asked: Option<(Vec<Check>, Vec<Write>)>,
+        along: Along,
     ) -> Result<bool> {
         let (answer, answered) = oneshot::channel();
-        Lanes::submit(self, id, Delivery { body, asked, answer }).map_err(|_| WorkflowError::Stopped)?;
+        Lanes::submit(self, id, Delivery { body, along, answer }).map_err(|_| WorkflowError::Stopped)?;
         answered.await.unwrap_or(Err(WorkflowError::Stopped))
     }
 }
 
+/// A message that counts once under an id of its sender, however often it is sent.
+pub(crate) struct SendOnce<'a> {
+    pub(crate) message: &'a str,
+    pub(crate) delivered: Delivered,
+    pub(crate) body: MessageBody,
+    /// True if the id was made for this call, so that nothing was sent under it.
+    pub(crate) is_new: bool,
+    pub(crate) listens: bool,
+}
+
+/// What the sender of a message has found before a try.
+#[derive(Default)]
+pub(crate) struct BeforeTry {
+    /// A further check of the delivery.
+    pub(crate) check: Option<Check>,
+    pub(crate) target: Option<Target>,
+}
+
 impl EngineInner {
-    /// Delivers a message that counts once under an id of its sender, however often it is sent. Each try calls `check`
-    /// for a further check.
+    /// Delivers a message that counts once. Each try calls `look` for a further check. Returns whether the message was
+    /// delivered by this call.
     pub(crate) async fn deliver_once<F>(
         self: &Arc<EngineInner>,
         id: &ExecutionId,
-        message: &str,
-        delivered: Delivered,
-        body: MessageBody,
-        check: impl Fn() -> F,
-    ) -> Result<()>
+        SendOnce { message, delivered, body, mut is_new, listens }: SendOnce<'_>,
+        look: impl Fn() -> F,
+    ) -> Result<bool>
     where
-        F: Future<Output = Result<Option<Check>>>,
+        F: Future<Output = Result<BeforeTry>>,
     {
-        let (kind, key) = match &delivered {
-            Delivered::Signal(_) => ("signal", self.kept(id).signal(message)),
-            Delivered::Update(..) => ("update", self.kept(id).update(message)),
+        let kept = self.kept(id);
+        let (kind, key, answer) = match &delivered {
+            Delivered::Signal(_) => ("signal", kept.signal(message), None),
+            // A fork may have answered an update that its original has received.
+            Delivered::Update(..) => ("update", kept.update(message), Some(kept.answer(message))),
         };
+        let keys = || [&key].into_iter().chain(&answer);
         loop {
-            match self.get(&key).await?.map(|item| Delivered::decode(&item.value)) {
-                None => {}
-                Some(Ok(sent)) if sent.is_same(&delivered) => return Ok(()),
-                Some(Err(why)) if why.is_version() => return Err(why.at(format!("{kind} {message:?}")).into()),
-                Some(_) => return Err(WorkflowError::MessageReused { id: id.clone(), message: message.into() }),
+            if !std::mem::take(&mut is_new) {
+                match self.get(&key).await?.map(|item| Delivered::decode(&item.value)) {
+                    None => {}
+                    Some(Ok(sent)) if sent.is_same(&delivered) => return Ok(false),
+                    Some(Err(why)) if why.is_version() => return Err(why.at(format!("{kind} {message:?}")).into()),
+                    Some(_) => return Err(WorkflowError::MessageReused { id: id.clone(), message: message.into() }),
+                }
+                if let Some(answer) = &answer
+                    && self.get(answer).await?.is_some()
+                {
+                    return Ok(false);
+                }
             }
-            let checks = [Check::Absent(key.clone())].into_iter().chain(check().await?).collect();
+            let BeforeTry { check, target } = look().await?;
+            let checks = keys().cloned().map(Check::Absent).chain(check).collect();
             let writes = vec![Write::Put(key.clone(), delivered.encode())];
             // A refusal means that another caller has sent the message, or that the further check failed.
-            match self.deliver(id, body.clone(), Some((checks, writes))).await {
-                Ok(true) => return Ok(()),
+            match self.deliver(id, body.clone(), Along { checks, writes, target, listens }).await {
+                Ok(true) => return Ok(true),
                 Ok(false) => {}
                 // Another caller may have sent it before the execution ended.
-                Err(error) if self.get(&key).await?.is_none() => return Err(error),
+                Err(error) if !self.has_any(keys()).await? => return Err(error),
                 Err(_) => {}
             }
         }
+    }
+
+    async fn has_any(&self, keys: impl Iterator<Item = &Key>) -> Result<bool> {
+        for key in keys {
+            if self.get(key).await?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// What goes along with a message, in the same commit.
+#[derive(Default)]
+pub(crate) struct Along {
+    pub(crate) checks: Vec<Check>,
+    pub(crate) writes: Vec<Write>,
+    /// The execution as the sender has found it, which may be out of date.
+    pub(crate) target: Option<Target>,
+    /// True if the sender listens for news. If another node owns the execution, the commit asks that node for them.
+    pub(crate) listens: bool,
+}
+
+impl Along {
+    pub(crate) fn with((checks, writes): (Vec<Check>, Vec<Write>)) -> Along {
+        Along { checks, writes, ..Along::default() }
     }
 }
 
 /// A message to deliver, and the channel to its caller.
 pub(crate) struct Delivery {
     body: MessageBody,
-    asked: Option<(Vec<Check>, Vec<Write>)>,
+    along: Along,
     answer: oneshot::Sender<Result<bool>>,
 }
 
@@ -260,7 +318,7 @@ impl Delivery {
 
 /// Messages that share a commit.
 pub(crate) struct Deliveries {
-    jobs: Vec<(Delivery, Option<Placed>)>,
+    jobs: Vec<(Delivery, Placed)>,
     rest: Part,
     placed: Placed,
 }
@@ -302,8 +360,13 @@ impl LanePlan for EngineInner {
             bytes <= MOST_BYTES
         });
         let count = fits.count().max(1);
-        let taken: Vec<Delivery> = jobs.drain(..count).collect();
-        let target = if self.is_stopped() { Err(WorkflowError::Stopped) } else { self.target(id, *from_store).await };
+        let mut taken: Vec<Delivery> = jobs.drain(..count).collect();
+        let found = taken.iter_mut().filter_map(|job| job.along.target.take()).last();
+        let target = match found {
+            _ if self.is_stopped() => Err(WorkflowError::Stopped),
+            Some(found) => Ok(found),
+            None => self.target(id, *from_store).await,
+        };
         let target = match target {
             Ok(target) => target,
             Err(error) => {
@@ -312,16 +375,17 @@ impl LanePlan for EngineInner {
             }
         };
         let bodies = taken.iter().map(|job| job.body.clone()).collect();
-        let (mut commit, placed, rest) = self.deliveries(id, target, bodies).place_whole(Commit::new());
+        let mut part = self.deliveries(id, target, bodies);
+        if taken.iter().any(|job| job.along.listens) {
+            part = self.listens(part, id);
+        }
+        let (mut commit, placed, rest) = part.place_whole(Commit::new());
         let mut jobs = Vec::with_capacity(taken.len());
         for job in taken {
-            let asked = job.asked.clone().map(|(checks, writes)| {
-                let part = checks.into_iter().fold(Part::default(), |part, check| part.check(ASKED, check));
-                let placed;
-                let part = writes.into_iter().fold(part, Part::write);
-                (commit, placed, _) = part.place_whole(std::mem::take(&mut commit));
-                placed
-            });
+            let Along { checks, writes, .. } = &job.along;
+            let part = checks.iter().cloned().fold(Part::default(), |part, check| part.check(ASKED, check));
+            let asked;
+            (commit, asked, _) = writes.iter().cloned().fold(part, Part::write).place_whole(commit);
             jobs.push((job, asked));
         }
         Some((commit, Deliveries { jobs, rest, placed }))
@@ -351,7 +415,7 @@ impl LanePlan for EngineInner {
         for (job, asked) in batch.jobs.into_iter().rev() {
             match asked {
                 _ if is_fenced => job.settle(Err(WorkflowError::Stopped)),
-                Some(asked) if asked.has_failed(&refusal, ASKED) => job.settle(Ok(false)),
+                asked if asked.has_failed(&refusal, ASKED) => job.settle(Ok(false)),
                 _ => jobs.push_front(job),
             }
         }

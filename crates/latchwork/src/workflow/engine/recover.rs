@@ -13,7 +13,8 @@ use crate::node::{SHARD, shard_key};
 use crate::record::Record;
 use crate::store::{Commit, ErrorKind, Item, Key, Outcome, Range, Rev, Space, StoreError, Timestamp, View};
 use crate::workflow::definition::Definition;
-use crate::workflow::engine::{EngineInner, News};
+use crate::workflow::engine::EngineInner;
+use crate::workflow::engine::listen::News;
 use crate::workflow::run::{NextState, Probation, RECORD, Run, Stop};
 use crate::workflow::stored::keys::read_count;
 use crate::workflow::stored::listed::{read_by_status, read_end};
@@ -219,7 +220,7 @@ impl EngineInner {
         let before = self.set_aside.lock().insert(id.clone(), reason.clone());
         if before.as_ref() != Some(&reason) {
             tracing::error!(%id, reason, "execution set aside");
-            self.tell(id, News::End);
+            self.tell(id, News::End, false);
         }
     }
 
@@ -257,6 +258,7 @@ impl EngineInner {
         self.removals.look_again();
         self.scheduling.alarms.look_again();
         self.tell_all();
+        self.doubt_told().await?;
         self.locks.listen_again().await?;
         self.admissions.look_at_all().await?;
         for shard in self.node.owned() {
@@ -501,7 +503,7 @@ impl EngineInner {
     /// Sets an execution aside that no live node can run.
     fn cannot_run(&self, id: &ExecutionId, execution: &Execution) {
         self.set_aside.lock().insert(id.clone(), self.unrunnable_reason(execution));
-        self.tell(id, News::End);
+        self.tell(id, News::End, false);
     }
 
     /// Why an execution of another node, which has to run now, is left alone: no live node can run it.
@@ -543,7 +545,7 @@ impl EngineInner {
                     }
                     // The parking cannot be stored.
                     Err(Stop::Parked(why)) => return self.put_aside(id, why),
-                    _ => return self.tell(id, News::End),
+                    _ => return self.tell(id, News::End, false),
                 }
             }
         } else {

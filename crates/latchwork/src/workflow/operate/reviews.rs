@@ -11,6 +11,7 @@ use crate::node::{read_text, write_text};
 use crate::page::{Asked, MOST, Page, mark, paged};
 use crate::record::Record;
 use crate::store::{Check, ErrorKind, Key, Order, Range, Space, Timestamp, Uuid, View, Write};
+use crate::workflow::engine::post::Along;
 use crate::workflow::engine::{Engine, EngineInner, EngineSpaces, check_name};
 use crate::workflow::operate::executions::Executions;
 use crate::workflow::operate::history::value;
@@ -427,7 +428,7 @@ impl ReviewHandle {
             record.decision = Some(decision.clone());
             let body = MessageBody::Completed { token: token.as_u128(), result: Ok(text) };
             let writes = vec![Write::Put(key, record.encode()), Write::Delete(open.clone())];
-            match engine.deliver(&execution, body, Some((vec![Check::Present(open)], writes))).await {
+            match engine.deliver(&execution, body, Along::with((vec![Check::Present(open)], writes))).await {
                 Ok(true) => return Ok(decision),
                 // Another caller was faster, or the execution no longer waits: the next look finds out.
                 Ok(false) => {}

@@ -12,6 +12,7 @@ use crate::lock::Owner;
 use crate::store::{Check, ErrorKind, Generation, Rev, Timestamp};
 use crate::workflow::admission::QueuePosition;
 use crate::workflow::engine::handle::Handle;
+use crate::workflow::engine::post::Along;
 use crate::workflow::engine::spans::Birth;
 use crate::workflow::engine::supersede::Marked;
 use crate::workflow::engine::{Engine, EngineInner};
@@ -253,7 +254,7 @@ impl Engine {
         if !why.waits.iter().any(|wait| matches!(wait.what, WaitsFor::Retry(_))) {
             return Err(WorkflowError::NotRetrying { id: id.clone() });
         }
-        self.inner.deliver(id, MessageBody::RetryNow, Some(call.checks_and_writes(&()))).await
+        self.inner.deliver(id, MessageBody::RetryNow, Along::with(call.checks_and_writes(&()))).await
     }
 }
 
@@ -433,7 +434,10 @@ impl EngineInner {
             self.spawn_load(id);
         }
         self.tell_end(id, &Birth::of(&before), status);
-        self.ended(id, Some(status.clone()));
+        self.ended(id, Some(status.clone()), false);
+        if after.status.is_terminal() {
+            self.forget_callers(id);
+        }
         Ok(true)
     }
 

@@ -10,7 +10,8 @@ use crate::store::{Check, Commit, Key, Receipt, Refusal, Rev, Timestamp};
 use crate::workflow::ExecutionId;
 use crate::workflow::admission::stored::Partition;
 use crate::workflow::definition::DEFAULT_KEEP;
-use crate::workflow::engine::{EngineInner, News};
+use crate::workflow::engine::EngineInner;
+use crate::workflow::engine::listen::News;
 use crate::workflow::journal::place::BranchPath;
 use crate::workflow::run::beside::TakenBeside;
 use crate::workflow::run::inbox::Address;
@@ -64,6 +65,8 @@ pub(crate) struct Boarded {
     after: Option<(Execution, usize)>,
     /// True if the commit writes published values.
     publishes: bool,
+    /// True if the commit tells callers on other nodes that there is news.
+    is_told: bool,
     is_first: bool,
     /// The reviews that the commit closes because they were given up.
     closed: Vec<Key>,
@@ -175,6 +178,10 @@ impl Run {
         part = boarded.closed.iter().fold(part, Part::delete);
         boarded.beside = state.beside.take();
         part = boarded.beside.add_to(part, &self.kept());
+        let rests = boarded.after.as_ref().is_some_and(|(after, _)| after.status.is_terminal());
+        if boarded.publishes || boarded.beside.has_events() || rests || boarded.succeeded.is_some() {
+            (part, boarded.is_told) = self.engine.with_news(part, &self.id);
+        }
         boarded.flight = state.journal.fly(&boarded.pending);
         let mut commit = commit;
         (commit, boarded.own, _) = part.place_whole(commit);
@@ -269,7 +276,7 @@ impl Run {
         let mut state = self.state.lock();
         state.journal.arrive(boarded.flight);
         state.guards.landed(boarded.left);
-        let started = state.residency.landed(boarded.progress, boarded.succeeded);
+        let started = state.residency.landed(boarded.progress, boarded.succeeded, boarded.is_told);
         if let Some((execution, write)) = boarded.after {
             state.known.landed(execution, boarded.own.landing(receipt).rev(write));
         }
@@ -291,10 +298,10 @@ impl Run {
         }
         drop(state);
         if boarded.publishes {
-            self.engine.tell(&self.id, News::Published);
+            self.engine.tell(&self.id, News::Published, boarded.is_told);
         }
         if boarded.beside.has_events() {
-            self.engine.tell(&self.id, News::Stream);
+            self.engine.tell(&self.id, News::Stream, boarded.is_told);
         }
         effects.into_iter().for_each(|(part, placed)| part.land(placed.landing(receipt)));
     }

@@ -100,7 +100,7 @@ async fn drive(run: Arc<Run>) {
         // The owner continues it; this engine cannot.
         Some(Stop::Fenced) => {
             inner.node.lose(run.id.as_bytes());
-            inner.ended(&run.id, None);
+            inner.ended(&run.id, None, false);
         }
         stop => {
             inner.forced.lock().remove(&run.id);
@@ -114,7 +114,12 @@ async fn drive(run: Arc<Run>) {
                 Some(Stop::Parked(reason)) if !is_parked => inner.put_aside(&run.id, reason),
                 _ => {}
             }
-            inner.ended(&run.id, run.ended_as());
+            let ended = run.ended_as();
+            let is_over = ended.is_some() && run.with(|state| state.residency.succeeded().is_none());
+            inner.ended(&run.id, ended, run.is_end_told());
+            if is_over {
+                inner.forget_callers(&run.id);
+            }
         }
     }
     if missed {
@@ -134,8 +139,8 @@ async fn load_again(run: &Run, fence: bool) {
             Err(_) => run.env().sleep(jittered(AGAIN, 0.5, run.env())).await,
         }
     }
-    // The execution may have ended with its last commit.
-    inner.ended(&run.id, None);
+    // The execution may have ended with its last commit. What others have changed, their commits have told.
+    inner.ended(&run.id, None, !fence);
 }
 
 /// Commits how the execution ended.

@@ -5,6 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use futures_util::future::try_join;
+
 use crate::record::Record;
 use crate::store::{Generation, Key, Order};
 use crate::workflow::run::{Run, Stop};
@@ -203,9 +205,10 @@ impl Run {
         let receipts = self.with(|state| state.inbox.receipts);
         let kept = self.kept();
         let view = self.engine.store.view().await.map_err(|error| self.failed(error))?;
-        let count = counted(view.get(&kept.count()).await.map_err(|error| self.failed(error))?.map(|item| item.rev));
-        let found =
-            view.scan(&kept.messages(), Order::Ascending, usize::MAX).await.map_err(|error| self.failed(error))?;
+        let (key, range) = (kept.count(), kept.messages());
+        let reads = try_join(view.get(&key), view.scan(&range, Order::Ascending, usize::MAX));
+        let (count, found) = reads.await.map_err(|error| self.failed(error))?;
+        let count = counted(count.map(|item| item.rev));
         let mut messages = BTreeMap::new();
         for (key, item) in found {
             match Message::decode(&item.value) {

@@ -228,6 +228,11 @@ impl Run {
         state.residency.succeeded().or(ended).cloned()
     }
 
+    /// True if its end has told callers on other nodes of it.
+    pub(crate) fn is_end_told(&self) -> bool {
+        self.ended_as().is_some() && self.with(|state| state.residency.is_told())
+    }
+
     /// Distinguishes this run from every other run, also from a run of an earlier execution with the same id.
     pub(crate) fn number(&self) -> (u64, u32) {
         let state = self.state.lock();

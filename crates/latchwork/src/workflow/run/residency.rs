@@ -26,6 +26,8 @@ pub(crate) struct Residency {
     continues: Option<String>,
     /// How the execution ended, if another has taken its place.
     succeeded: Option<StoredStatus>,
+    /// True if its last commit has told callers on other nodes that there is news.
+    is_told: bool,
     stop: Option<Stop>,
     has_left: bool,
 }
@@ -69,17 +71,24 @@ impl Residency {
         &mut self,
         is_progress: bool,
         succeeded: Option<StoredStatus>,
+        is_told: bool,
     ) -> Option<oneshot::Sender<Result<()>>> {
         if is_progress {
             (self.loads, self.probation) = (0, None);
         }
         self.succeeded = succeeded.or(self.succeeded.take());
+        self.is_told = is_told;
         self.started.take()
     }
 
     /// How it ended, if another has taken its place.
     pub(super) fn succeeded(&self) -> Option<&StoredStatus> {
         self.succeeded.as_ref()
+    }
+
+    /// True if its last commit has told callers on other nodes that there is news.
+    pub(super) fn is_told(&self) -> bool {
+        self.is_told
     }
 
     /// The code continues as new.
@@ -164,7 +173,7 @@ mod tests {
             let answer = residency.stop(&"it".into(), stop.clone());
             assert_eq!(answer.as_ref().map(|(_, answer)| answer.is_ok()), told, "{stop:?}");
             assert!(residency.is_stopping());
-            let landed = residency.landed(false, None);
+            let landed = residency.landed(false, None, false);
             assert_eq!(landed.is_some(), told.is_none(), "{stop:?}: by the commit that stores it");
             drop((answer, landed));
             assert!(receiver.try_recv().is_err());
@@ -188,9 +197,9 @@ mod tests {
     fn loads_are_counted_until_there_is_progress() {
         let mut residency = Residency::default();
         residency.load(3, None);
-        residency.landed(false, None);
+        residency.landed(false, None, false);
         assert_eq!(residency.loads(), 3);
-        residency.landed(true, None);
+        residency.landed(true, None, false);
         assert_eq!(residency.loads(), 0);
     }
 }

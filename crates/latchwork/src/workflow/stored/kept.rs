@@ -90,17 +90,19 @@ pub(crate) fn grant_id(lock: &LockName, ticket: u64) -> Uuid {
 pub(crate) enum Delivered {
     /// A signal, with a hash of its name and payload.
     Signal(u64),
-    /// An update, with a hash of its name and payload, and its answer if there is one: JSON text, or a failure as JSON
-    /// text.
-    Update(u64, Option<Result<String, String>>),
+    /// An update, with a hash of its name and payload. Older programs stored the answer here.
+    Update(u64, Option<UpdateAnswer>),
 }
+
+/// The answer to an update: JSON text, or a failure as JSON text.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct UpdateAnswer(pub(crate) Result<String, String>);
 
 impl Delivered {
     pub(crate) fn signal(name: &str, payload: &str) -> Delivered {
         Delivered::Signal(hash_text(&format!("{name}\0{payload}")))
     }
 
-    /// An update without an answer.
     pub(crate) fn update(name: &str, payload: &str) -> Delivered {
         Delivered::Update(hash_text(&format!("{name}\0{payload}")), None)
     }
@@ -154,7 +156,7 @@ pub(crate) struct ChildRecord {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Inputs(pub(crate) Vec<String>);
 
-stored!(Message, Delivered, Token, Published, ChildRecord, ReviewRecord => [b"\0"], Inputs);
+stored!(Message, Delivered, UpdateAnswer, Token, Published, ChildRecord, ReviewRecord => [b"\0"], Inputs);
 
 /// What a key stores.
 #[derive(Clone, Copy)]
@@ -177,6 +179,7 @@ enum KeptKind {
     Checkpoint,
     /// An event of its stream, under its number.
     Event,
+    Answer,
 }
 
 /// The keys of an execution's other records.
@@ -218,6 +221,11 @@ impl<'a> Kept<'a> {
 
     pub(crate) fn update(&self, id: &str) -> Key {
         self.key(KeptKind::Update, id.as_bytes())
+    }
+
+    /// The answer to the update of an id.
+    pub(crate) fn answer(&self, id: &str) -> Key {
+        self.key(KeptKind::Answer, id.as_bytes())
     }
 
     pub(crate) fn token(&self, token: Uuid) -> Key {

@@ -21,7 +21,7 @@ use crate::claim::kit::{INVOICES, Seen, invoices_with};
 /// Long enough that no node is taken for dead.
 const LONG: Duration = Duration::from_secs(30);
 
-fn calm(store: &Store, name: &str) -> EngineBuilder {
+pub(super) fn calm(store: &Store, name: &str) -> EngineBuilder {
     Engine::on(store).node(NodeOptions::new().name(name).lease(LONG))
 }
 

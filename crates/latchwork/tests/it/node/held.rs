@@ -25,6 +25,8 @@ pub(super) enum Fate {
     AnswerWaits,
     /// It does not land, and its node is told that nothing is known of it.
     IsLost,
+    /// The same is told, and it lands.
+    AnswerIsLost,
 }
 
 type Rule = Arc<dyn Fn(&Commit) -> Fate + Send + Sync>;
@@ -114,11 +116,18 @@ impl HeldBackend {
     }
 
     async fn commit(&self, commit: Commit) -> Answered<Outcome> {
-        if self.until_not(&commit, &[Fate::Waits]).await? == Fate::IsLost {
-            return Err(StoreError::Uncertain { cause: "the commit was lost".into() });
+        let fate = self.until_not(&commit, &[Fate::Waits]).await?;
+        let unknown = || StoreError::Uncertain { cause: "the commit or its answer was lost".into() };
+        if fate == Fate::IsLost {
+            return Err(unknown());
         }
         let outcome = self.memory.commit(commit.clone()).await?;
-        self.until_not(&commit, &[Fate::AnswerWaits]).await?;
+        if fate == Fate::AnswerIsLost {
+            return Err(unknown());
+        }
+        if fate == Fate::AnswerWaits {
+            self.until_not(&commit, &[Fate::AnswerWaits]).await?;
+        }
         Ok(outcome)
     }
 }
@@ -130,7 +139,10 @@ macro_rules! read {
             if $self.until_failure.fetch_sub(1, Ordering::SeqCst) == 0 {
                 return Err(StoreError::Uncertain { cause: "a read failed".into() });
             }
-            $read.await
+            let answer = $read.await;
+            // It may have waited for something to happen.
+            $self.open(&$self.$gate).await?;
+            answer
         })
     };
 }

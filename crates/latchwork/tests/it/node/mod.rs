@@ -12,6 +12,7 @@ mod membership;
 mod postgres;
 mod processes;
 mod simulation;
+mod told;
 mod versions;
 mod wire;
 mod wrong;

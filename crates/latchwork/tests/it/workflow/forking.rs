@@ -1,6 +1,7 @@
 //! Forks: operations recorded before the place are kept and not done again; the rest is done. And histories by pages,
 //! which places are taken from.
 
+use std::future::IntoFuture;
 use std::time::Duration;
 
 use latchwork::state::States;
@@ -102,6 +103,33 @@ async fn a_fork_with_another_input_keeps_the_recorded_results() {
     let id = test.engine().fork("source").input(&8u64).await.unwrap();
     let output = test.run(test.engine().handle(&ten, &id).result()).await.unwrap();
     assert!(output.iter().all(|gave| gave.ends_with(":8")), "{output:?}");
+}
+
+/// The fork has the receipt of the update from its source and gives the answer itself: an update under the same id is
+/// the same one, and is not received again.
+#[tokio::test]
+async fn an_update_that_the_source_has_received_is_answered_by_the_fork_once() {
+    let counts = workflow("counts").run(async |ctx: Ctx, until: usize| {
+        let mut received = Vec::new();
+        while received.len() < until {
+            let request = ctx.receive_update::<u64, usize>("add").await?;
+            received.push(request.value);
+            ctx.run("work", async || Ok(())).await?;
+            request.answer(&received.len()).await?;
+        }
+        Ok(received)
+    });
+    let test = TestEngine::new(&counts, 1).await.unwrap();
+    let engine = test.engine();
+    let handle = engine.start(&counts, 2).id("source").await.unwrap();
+    assert_eq!(test.run(handle.update::<usize>("add", &7).id("u1").into_future()).await.unwrap(), 1);
+    let fork = engine.fork("source").at_step("work").await.unwrap();
+    let fork = engine.handle(&counts, &fork);
+    // It begins anew after the receipt, and answers.
+    test.run(test.env().sleep(Duration::from_secs(1))).await;
+    assert_eq!(test.run(fork.update::<usize>("add", &7).id("u1").into_future()).await.unwrap(), 1);
+    assert_eq!(test.run(fork.update::<usize>("add", &8).into_future()).await.unwrap(), 2);
+    assert_eq!(test.run(fork.result()).await.unwrap(), [7, 8]);
 }
 
 #[tokio::test]
