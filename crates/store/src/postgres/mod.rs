@@ -131,7 +131,12 @@ impl Shared {
     /// A connection of one's own.
     async fn open(&self) -> Result<Link> {
         let sql = &self.sql;
-        let link = self.open_for(&[&sql.lock_head, &sql.heads, &sql.range, &sql.floors, &sql.write]).await?;
+        self.open_planned(&[&sql.lock_head, &sql.heads, &sql.range, &sql.floors, &sql.write]).await
+    }
+
+    /// A connection that prepares statements, and whose statements look each key up in an index.
+    async fn open_planned(&self, often: &[&Sql]) -> Result<Link> {
+        let link = self.open_for(often).await?;
         if !self.is_pooled {
             // A server that does not know a setting plans as it likes.
             let _ = link.run(&plans("")).await;

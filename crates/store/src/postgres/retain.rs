@@ -113,12 +113,12 @@ impl Shared {
         let is_kept = kept.is_some();
         let mut link = match kept {
             Some(link) => link,
-            None => Link::open(&self.address, &[]).await?,
+            None => self.open_planned(&[]).await?,
         };
         let mut written = self.write_row(&link).await;
         // The connection may have been lost without a sign since the last renewal.
         if written.is_err() && is_kept && link.is_closed() {
-            link = Link::open(&self.address, &[]).await?;
+            link = self.open_planned(&[]).await?;
             written = self.write_row(&link).await;
         }
         written?;
