@@ -134,14 +134,19 @@ impl Shared {
         self.open_planned(&[&sql.lock_head, &sql.heads, &sql.range, &sql.floors, &sql.write]).await
     }
 
-    /// A connection that prepares statements, and whose statements look each key up in an index.
+    /// A connection that prepares statements, and that is [planned](Shared::plan) for.
     async fn open_planned(&self, often: &[&Sql]) -> Result<Link> {
         let link = self.open_for(often).await?;
+        self.plan(&link).await;
+        Ok(link)
+    }
+
+    /// Makes the statements of a connection look each key up in an index. Behind a pooler, and on a server that does
+    /// not know a setting, they are planned as the server likes.
+    async fn plan(&self, link: &Link) {
         if !self.is_pooled {
-            // A server that does not know a setting plans as it likes.
             let _ = link.run(&plans("")).await;
         }
-        Ok(link)
     }
 
     /// A connection for transactions of the user's own.
@@ -342,6 +347,7 @@ impl PostgresBackend {
         let identity = prepare(&first, &sql, &options.env).await?;
         let has_upkeep = options.has_upkeep;
         let shared = Arc::new(Shared::new(options, address, sql, identity, false));
+        shared.plan(&first).await;
         *shared.upkeep.lock().await = Some(first);
         shared.head().await?;
         shared.renew().await?;

@@ -374,3 +374,36 @@ async fn a_connection_without_its_statements_is_not_used_again() {
         }
     }
 }
+
+/// The server thinks that a scan of a whole table soon finds a commit below a floor, and there may be none: in a table
+/// of millions each slice of the clean-up would take seconds.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_clean_up_looks_commits_up_in_an_index() {
+    let server = Server::start();
+    let schema = format!("t_{}_cleaned", std::process::id());
+    let store = options("cleaned").without_upkeep().connect(&server.url).await.unwrap();
+    let space = store.space(SpaceSpec::new("a")).await.unwrap();
+    let client = admin(&server).await;
+    let many = format!(
+        "INSERT INTO {schema}.touched SELECT 999999, g, g, '', '' FROM generate_series(1, 20000) AS g;
+         ANALYZE {schema}.touched"
+    );
+    client.batch_execute(&many).await.unwrap();
+    let scans = async || {
+        let asked = "SELECT seq_scan, idx_scan FROM pg_stat_user_tables
+            WHERE schemaname = $1 AND relname = 'touched'";
+        let row = client.query_one(asked, &[&schema]).await.unwrap();
+        (row.get::<_, i64>(0), row.get::<_, i64>(1))
+    };
+    // The server counts the scans of a connection now and then. Those of the opening are in the first count.
+    let clean_up = async || {
+        let looked_up = scans().await.1;
+        while scans().await.1 < looked_up + 100 {
+            apply(&store, Commit::new().put(&space.key("k"), "1")).await;
+            while store.maintain().await.unwrap() {}
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        scans().await.0
+    };
+    assert_eq!(clean_up().await, clean_up().await);
+}
