@@ -19,7 +19,7 @@ use crate::disk::{Disk, RealDisk};
 use crate::space::{FIRST_DECLARED, SPACES, SpaceRecord};
 use crate::{
     Check, Commit, CommitId, Damage, Env, FileOptions, Generation, History, Item, Key, Limits, Outcome, Range, Result,
-    Space, SpaceId, SpaceSpec, Stats, StoreError, Timestamp, Uuid, View, Watch, snapshot,
+    Space, SpaceId, SpaceSpec, Stats, StoreError, Timestamp, Uuid, Version, View, Watch, snapshot,
 };
 
 /// A handle to a store. Clones share the store; dropping the last handle closes it.
@@ -350,10 +350,28 @@ impl Store {
     /// # Ok(()) }
     /// ```
     pub async fn get(&self, key: &Key) -> Result<Option<Item>> {
+        Ok(self.newest(key).await?.and_then(Item::of))
+    }
+
+    /// Returns the newest version of a key, also one that deletes it: the rev of the next write is one higher.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use latchwork_store::{Commit, Rev, SpaceSpec, Store};
+    /// # let store = Store::memory().await?;
+    /// # let accounts = store.space(SpaceSpec::new("accounts")).await?;
+    /// # let alice = accounts.key("alice");
+    /// store.commit(Commit::new().put(&alice, "100")).await?.applied()?;
+    /// store.commit(Commit::new().delete(&alice)).await?.applied()?;
+    /// let newest = store.newest(&alice).await?.unwrap();
+    /// assert_eq!((newest.rev, newest.value), (Rev(2), None));
+    /// # Ok(()) }
+    /// ```
+    pub async fn newest(&self, key: &Key) -> Result<Option<Version>> {
         let_others_run().await;
         self.check_key(key).await?;
-        let version = self.inner.backend.newest(key).await?;
-        Ok(version.and_then(Item::of))
+        self.inner.backend.newest(key).await
     }
 
     /// Pins a past generation. Reading a space that no longer keeps it fails.

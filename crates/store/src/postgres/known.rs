@@ -1,14 +1,14 @@
 //! What this process knows of the newest state without reading: where the last transaction left the head, and the
 //! newest versions of keys that were read or written lately. A group of commits can be decided on it at once. That is a
 //! guess: the statement that writes the group compares it with the tables, and writes nothing if it is wrong. Other
-//! processes tell where they left the head. It is also known which spaces the last commits touched, so that a watch on
-//! another space need not ask.
+//! processes tell where they left the head. Where they move it faster than they tell, a group is written with any head,
+//! if only the keys are as guessed. It is also known which spaces the last commits touched, so that a watch on another
+//! space need not ask.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::backend::{Facts, Needs};
 use crate::commit::Head;
-use crate::postgres::read::signed;
 use crate::postgres::writer::{DecidedGroup, Job, Last};
 use crate::space::RECEIPTS;
 use crate::{Change, Check, Committed, Generation, Key, SpaceId, Timestamp};
@@ -33,10 +33,36 @@ pub(super) struct Known {
     touched: VecDeque<Spaces>,
     /// The highest generation that was seen here.
     highest: Generation,
-    /// How many transactions still go without a guess.
-    pause: u32,
-    /// How many go without one after the next wrong guess.
-    next_pause: u32,
+    /// How many transactions still go without a guess of keys, and of the head.
+    keys: Pause,
+    head: Pause,
+}
+
+/// A guess that is not made for a while after it was wrong.
+#[derive(Default)]
+struct Pause {
+    /// How many transactions still go without it.
+    left: u32,
+    /// How many go without it after the next wrong one.
+    next: u32,
+}
+
+impl Pause {
+    /// Gives whether the next transaction goes without the guess.
+    fn counts(&mut self) -> bool {
+        let is_left = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        is_left
+    }
+
+    fn right(&mut self) {
+        self.next = 1;
+    }
+
+    fn wrong(&mut self) {
+        self.left = self.next.max(1);
+        self.next = (self.next * 2).clamp(1, LONGEST_PAUSE);
+    }
 }
 
 /// A set of spaces. It may hold more spaces than were added.
@@ -67,22 +93,16 @@ pub(super) struct News {
 }
 
 impl News {
-    pub(super) fn of(group: &DecidedGroup) -> News {
-        let touched = group.applied.iter().fold(0, |all, committed| all | Spaces::touched_by(committed).0);
-        News { first: group.before.generation.next(), last: group.after, touched: Spaces(touched) }
+    /// The end of the payload of a notification. What comes before is known when the group is written.
+    pub(super) fn touched(group: &DecidedGroup) -> String {
+        group.applied.iter().fold(0, |all, committed| all | Spaces::touched_by(committed).0).to_string()
     }
 
-    /// As the payload of a notification: numbers.
-    pub(super) fn to_text(self) -> String {
-        let News { first, last: Last { generation, time, declared }, touched } = self;
-        format!("{} {} {} {declared} {}", first.0, generation.0, time.0, touched.0)
-    }
-
+    /// Reads the payload of a notification: numbers.
     pub(super) fn parse(text: &str) -> Option<News> {
         let numbers: Vec<u64> = text.split(' ').map(|number| number.parse().ok()).collect::<Option<_>>()?;
-        let [first, generation, time, declared, touched] = numbers[..] else { return None };
-        let declared = i64::try_from(declared).ok()?;
-        let last = Last { generation: Generation(generation), time: Timestamp(time), declared };
+        let [first, generation, time, touched] = numbers[..] else { return None };
+        let last = Last { generation: Generation(generation), time: Timestamp(time) };
         (first <= generation).then_some(News { first: Generation(first), last, touched: Spaces(touched) })
     }
 }
@@ -92,23 +112,26 @@ pub(super) struct Guess {
     pub(super) facts: Facts,
     pub(super) last: Last,
     pub(super) versions: Guessed,
+    /// True if the head is probably another one by then: the group moves along with it.
+    pub(super) moves: bool,
 }
 
-/// The newest versions of keys, as they are guessed: at which generation each was written, and 0 if it was never.
+/// The newest versions of keys, as they are guessed.
 #[derive(Default)]
 pub(super) struct Guessed {
     pub(super) keys: Vec<Key>,
-    pub(super) generations: Vec<i64>,
+    /// The rev of each key; below zero if the key is deleted, and 0 if it was never written. No other part of a version
+    /// counts for a commit.
+    pub(super) revs: Vec<i64>,
 }
 
 impl Known {
     /// A guess of what a group is decided on. None if a range is checked, or if a guess would probably be wrong.
     pub(super) fn guess(&mut self, group: &[Job]) -> Option<Guess> {
-        if self.pause > 0 {
-            self.pause -= 1;
+        if self.keys.counts() {
             return None;
         }
-        let last = self.last?;
+        let (last, moves) = (self.last?, self.head.counts());
         let (mut keys, mut receipts) = (Vec::new(), Vec::new());
         for needs in group.iter().map(|job| Needs::of(&job.commit)) {
             if needs.ranges().next().is_some() {
@@ -120,33 +143,27 @@ impl Known {
         keys.sort_unstable();
         keys.dedup();
         let mut facts = Facts::new(last.generation);
-        let mut generations = Vec::with_capacity(keys.len() + receipts.len());
+        let mut revs = Vec::with_capacity(keys.len() + receipts.len());
         for key in &keys {
-            let head = self.head(key);
-            generations.push(head.map_or(0, |head| signed(head.generation)));
+            let head = self.version(key);
+            revs.push(head.map_or(0, |head| if head.live { head.rev.0 as i64 } else { -(head.rev.0 as i64) }));
             facts.add_head(key.clone(), head);
         }
         // No commit with the same id has landed before.
         for receipt in receipts {
             facts.add_receipt(receipt.clone(), None);
-            generations.push(0);
+            revs.push(0);
             keys.push(receipt);
         }
-        Some(Guess { facts, last, versions: Guessed { keys, generations } })
+        Some(Guess { facts, last, versions: Guessed { keys, revs }, moves })
     }
 
-    /// The same for a transaction of the user's own, whose SQL is run again after a wrong guess: a key that is not
-    /// known counts as new only if the commit checks that.
+    /// The same for a transaction of the user's own, whose SQL is run again after a wrong guess.
     pub(super) fn sure_guess(&mut self, group: &[Job]) -> Option<Guess> {
-        let guess = self.guess(group)?;
-        let checks = || group.iter().flat_map(|job| &job.commit.checks);
-        let is_checked = |key: &Key| checks().any(|check| matches!(check, Check::Absent(absent) if absent == key));
-        let unknown = guess.versions.keys.iter().zip(&guess.versions.generations).filter(|(_, at)| **at == 0);
-        let is_sure = unknown.map(|(key, _)| key).all(|key| key.space() == RECEIPTS || is_checked(key));
-        is_sure.then_some(guess)
+        self.guess(group).filter(|guess| !guess.moves && guess.versions.are_sure(group))
     }
 
-    fn head(&mut self, key: &Key) -> Option<Head> {
+    fn version(&mut self, key: &Key) -> Option<Head> {
         if let Some(head) = self.newer.get(key) {
             return Some(*head);
         }
@@ -157,7 +174,7 @@ impl Known {
 
     /// A version was read, which is probably the newest one.
     pub(super) fn found(&mut self, key: &Key, head: Head) {
-        if self.head(key).is_none_or(|known| known.generation < head.generation) {
+        if self.version(key).is_none_or(|known| known.generation < head.generation) {
             self.remember(key.clone(), head);
         }
     }
@@ -177,19 +194,31 @@ impl Known {
             *self = Known::default();
         }
         if self.last.is_none_or(|known| known.generation != last.generation) {
-            self.pause = self.pause.max(1);
+            self.head.left = self.head.left.max(1);
         }
         self.last = Some(last);
         self.highest = last.generation;
         for (key, head) in heads {
             match head {
                 Some(head) => self.remember(key, head),
-                None => {
-                    self.newer.remove(&key);
-                    self.older.remove(&key);
-                }
+                None => self.forget(&key),
             }
         }
+    }
+
+    /// Versions of keys were read, which may have been overwritten since.
+    pub(super) fn looked(&mut self, heads: impl Iterator<Item = (Key, Option<Head>)>) {
+        for (key, head) in heads {
+            match head {
+                Some(head) => self.found(&key, head),
+                None => self.forget(&key),
+            }
+        }
+    }
+
+    fn forget(&mut self, key: &Key) {
+        self.newer.remove(key);
+        self.older.remove(key);
     }
 
     /// A group has landed, with which the head is as given.
@@ -238,23 +267,40 @@ impl Known {
         is_known && after < through && !commits().any(|touched| touched.may_hold(space))
     }
 
-    pub(super) fn guessed_right(&mut self) {
-        self.next_pause = 1;
+    /// A guess was right, of the keys and, unless the group could move, of the head.
+    pub(super) fn guessed_right(&mut self, moves: bool) {
+        self.keys.right();
+        if !moves {
+            self.head.right();
+        }
     }
 
-    /// A guess was wrong: the next transaction looks. It is not known which part of it was.
-    pub(super) fn guessed_wrong(&mut self, guessed: &Guessed) {
-        for key in &guessed.keys {
-            self.newer.remove(key);
-            self.older.remove(key);
-        }
-        self.last = None;
-        self.pause = self.next_pause;
-        self.next_pause = (self.next_pause * 2).clamp(1, LONGEST_PAUSE);
+    /// The head was guessed wrong, or the keys: the next transaction is right whatever the head is.
+    pub(super) fn guessed_head_wrong(&mut self) {
+        self.head.wrong();
+    }
+
+    /// The keys were guessed wrong: the next transaction looks.
+    pub(super) fn guessed_keys_wrong(&mut self, guessed: &Guessed) {
+        guessed.keys.iter().for_each(|key| self.forget(key));
+        self.keys.wrong();
     }
 }
 
 impl Guessed {
+    /// Whether each key that is not known, and so counts as new, is checked to be new by the group itself.
+    pub(super) fn are_sure(&self, group: &[Job]) -> bool {
+        let checks = group.iter().flat_map(|job| &job.commit.checks);
+        let checked: HashSet<&Key> = checks
+            .filter_map(|check| match check {
+                Check::Absent(key) => Some(key),
+                _ => None,
+            })
+            .collect();
+        let mut unknown = self.keys.iter().zip(&self.revs).filter(|(_, rev)| **rev == 0).map(|(key, _)| key);
+        unknown.all(|key| key.space() == RECEIPTS || checked.contains(key))
+    }
+
     /// The keys, as a parameter of a statement.
     pub(super) fn encoded(&self) -> Vec<&[u8]> {
         self.keys.iter().map(Key::encoded).collect()
@@ -274,7 +320,7 @@ mod tests {
     }
 
     fn last(generation: u64) -> Last {
-        Last { generation: Generation(generation), time: Timestamp(generation * 10), declared: 1 }
+        Last { generation: Generation(generation), time: Timestamp(generation * 10) }
     }
 
     fn committed(generation: u64, key: &Key) -> Committed {
@@ -322,8 +368,9 @@ mod tests {
     fn what_is_heard_counts_as_what_was_done() {
         let mut known = Known::default();
         let news = |first, generation, space| {
-            let news = News { first: Generation(first), last: last(generation), touched: Spaces::of(SpaceId(space)) };
-            News::parse(&news.to_text()).expect("what is told is understood")
+            let touched = Spaces::of(SpaceId(space)).0;
+            let text = format!("{first} {generation} {} {touched}", generation * 10);
+            News::parse(&text).expect("what is told is understood")
         };
         known.heard(news(2, 3, 9));
         assert!(known.guess(&put("k")).is_none(), "a head that this process has not seen itself is no start");
@@ -343,23 +390,27 @@ mod tests {
         assert!(!untouched(&known, 20, 1, 9) && !untouched(&known, 20, 7, 9) && untouched(&known, 20, 8, 9));
         known.heard(news(10, 10 + 2 * COMMITS as u64, 17));
         assert!(known.touched.len() <= COMMITS);
-        for text in ["", "7", "latchwork", "1 2 3 4", "1 2 3 4 5 6", "1 2 3 x 5", "3 2 1 1 1", "-1 2 3 4 5"] {
+        for text in ["", "7", "latchwork", "1 2 3", "1 2 3 4 5", "1 2 x 5", "3 2 1 1", "-1 2 3 4"] {
             assert!(News::parse(text).is_none(), "{text}");
         }
     }
 
     #[test]
-    fn a_guess_needs_a_head_that_stays_and_no_range() {
+    fn a_guess_needs_a_head_and_no_range() {
         let mut known = Known::default();
         assert!(known.guess(&put("a")).is_none(), "nothing is known");
         known.read(last(4), std::iter::empty());
-        assert!(known.guess(&put("a")).is_none(), "others may commit, too");
+        assert!(known.guess(&put("a")).expect("the head is known").moves, "others may commit, too");
         known.read(last(4), std::iter::empty());
-        let guess = known.guess(&put("a")).expect("no other process has committed");
-        assert_eq!((guess.last.generation, guess.versions.generations), (Generation(4), vec![0]));
+        let guess = known.guess(&put("a")).unwrap();
+        assert!(!guess.moves, "no other process has committed");
+        assert_eq!((guess.last.generation, guess.versions.revs), (Generation(4), vec![0]));
         land(&mut known, 5, 9);
         let guess = known.guess(&put("k")).expect("this process has made the last commit");
-        assert_eq!((guess.last.generation, guess.versions.generations), (Generation(5), vec![5]));
+        assert_eq!((guess.last.generation, guess.versions.revs), (Generation(5), vec![1]));
+        let deleted = Change { key: key(9, "k"), rev: Rev(2), value: None };
+        known.landed(&[Committed { changes: vec![deleted], ..committed(5, &key(9, "k")) }], last(5));
+        assert_eq!(known.guess(&put("k")).unwrap().versions.revs, [-2]);
         // What is answered late does not take the head back.
         land(&mut known, 3, 9);
         assert_eq!(known.guess(&put("k")).unwrap().last.generation, Generation(5));
@@ -378,7 +429,7 @@ mod tests {
         known.landed(&[committed(5, &key(9, "k")), committed(6, &receipt)], last(6));
         let guess = known.guess(&job()).unwrap();
         assert_eq!(guess.versions.keys, [key(9, "k"), receipt]);
-        assert_eq!(guess.versions.generations, [5, 0]);
+        assert_eq!(guess.versions.revs, [1, 0]);
     }
 
     /// Otherwise the user's SQL would be run again for ever.
@@ -389,10 +440,10 @@ mod tests {
         let absent = [Job::alone(Commit::new().absent(&key(9, "new")).put(&key(9, "new"), "1"))];
         assert!(known.sure_guess(&put("unknown")).is_none() && known.sure_guess(&absent).is_some());
         let guess = known.sure_guess(&put("k")).unwrap();
-        known.guessed_wrong(&guess.versions);
+        known.guessed_keys_wrong(&guess.versions);
         for generation in 6..20 {
             known.landed(&[committed(generation, &key(9, "other"))], last(generation));
-            known.guessed_right();
+            known.guessed_right(false);
             assert!(known.sure_guess(&put("k")).is_none());
         }
     }
@@ -401,35 +452,54 @@ mod tests {
     fn what_is_known_of_commits_that_the_server_has_lost_is_void() {
         let mut known = Known::default();
         (5..9).for_each(|generation| land(&mut known, generation, 9));
-        known.guessed_wrong(&Guessed::default());
+        known.guessed_keys_wrong(&Guessed::default());
         known.read(last(7), std::iter::empty());
-        assert!(known.head(&key(9, "k")).is_none());
+        assert!(known.version(&key(9, "k")).is_none());
         assert!(!known.is_untouched(SpaceId(20), Generation(6), Generation(7)));
-        assert!(known.guess(&put("k")).is_none());
-        known.read(last(7), std::iter::empty());
-        assert_eq!(known.guess(&put("k")).unwrap().versions.generations, [0]);
+        let guess = known.guess(&put("k")).unwrap();
+        assert_eq!((guess.last.generation, guess.versions.revs, guess.moves), (Generation(7), vec![0], true));
     }
 
     #[test]
     fn wrong_guesses_become_rare_and_right_ones_make_up_for_them() {
         let mut known = Known::default();
+        land(&mut known, 5, 9);
         let mut pauses = Vec::new();
         for _ in 0..9 {
-            land(&mut known, 5, 9);
             let mut pause = 0;
             while known.guess(&put("k")).is_none() {
                 pause += 1;
             }
             pauses.push(pause);
-            known.guessed_wrong(&Guessed::default());
+            known.guessed_keys_wrong(&Guessed::default());
         }
-        assert_eq!(pauses, [0, 0, 1, 2, 4, 8, 16, 32, 64]);
-        known.pause = 0;
-        land(&mut known, 5, 9);
-        known.guessed_right();
-        known.guessed_wrong(&Guessed::default());
-        land(&mut known, 6, 9);
+        assert_eq!(pauses, [0, 1, 1, 2, 4, 8, 16, 32, 64]);
+        known.keys.left = 0;
+        known.guessed_right(true);
+        known.guessed_keys_wrong(&Guessed::default());
         assert!(known.guess(&put("k")).is_none() && known.guess(&put("k")).is_some(), "one pause");
+    }
+
+    /// The head alone is wrong for as long as other processes commit. The keys can still be guessed.
+    #[test]
+    fn a_group_moves_along_for_a_while_after_its_head_was_wrong() {
+        let mut known = Known::default();
+        land(&mut known, 5, 9);
+        let mut moved = Vec::new();
+        for _ in 0..5 {
+            let mut count = 0;
+            while known.guess(&put("k")).unwrap().moves {
+                // That it has landed says nothing of the head of the next one.
+                known.guessed_right(true);
+                count += 1;
+            }
+            moved.push(count);
+            known.guessed_head_wrong();
+        }
+        assert_eq!(moved, [0, 1, 1, 2, 4]);
+        known.head.left = 1;
+        assert!(known.sure_guess(&put("k")).is_none(), "the user's SQL does not lock the head first");
+        assert!(known.sure_guess(&put("k")).is_some());
     }
 
     #[test]
@@ -438,8 +508,8 @@ mod tests {
         let names: Vec<Key> = (0..3 * HALF).map(|number| key(9, &number.to_string())).collect();
         for (generation, name) in (1..).zip(&names) {
             known.landed(&[committed(generation, name)], last(generation));
-            assert!(known.head(&names[0]).is_some(), "it is used all the time");
+            assert!(known.version(&names[0]).is_some(), "it is used all the time");
         }
-        assert!(known.head(&names[1]).is_none() && known.newer.len() + known.older.len() <= 2 * HALF);
+        assert!(known.version(&names[1]).is_none() && known.newer.len() + known.older.len() <= 2 * HALF);
     }
 }

@@ -3,6 +3,7 @@
 
 mod address;
 mod drive;
+mod group;
 mod known;
 mod link;
 mod options;
@@ -45,7 +46,7 @@ use known::{Known, News};
 use link::{Address, Link, failed};
 use own::Slots;
 use retain::{Pins, keep};
-use schema::{Sql, Statements, VERSION, create, plans};
+use schema::{AS_EXPECTED, Sql, Statements, VERSION, create, extend, plans};
 use writer::{Job, Jobs, Writer, key_of};
 
 /// What the tasks of a backend share.
@@ -131,7 +132,8 @@ impl Shared {
     /// A connection of one's own.
     async fn open(&self) -> Result<Link> {
         let sql = &self.sql;
-        self.open_planned(&[&sql.lock_head, &sql.heads, &sql.range, &sql.floors, &sql.write]).await
+        let often = [&sql.lock_head, &sql.heads, &sql.heads_unless, &sql.range, &sql.floors, &sql.write];
+        self.open_planned(&often).await
     }
 
     /// A connection that prepares statements, and that is [planned](Shared::plan) for.
@@ -163,7 +165,7 @@ impl Shared {
 
     /// Waits for the server no longer than a commit may wait.
     async fn in_time<T>(&self, work: impl Future<Output = T>) -> Result<T> {
-        let limit = self.patience.max(Duration::from_secs(1));
+        let limit = self.limit();
         tokio::select! {
             biased;
             done = work => Ok(done),
@@ -172,6 +174,11 @@ impl Shared {
                 Err(StoreError::Server { action: "reach", cause, fault: ServerFault::Unreachable })
             }
         }
+    }
+
+    /// How long the server is waited for.
+    fn limit(&self) -> Duration {
+        self.patience.max(Duration::from_secs(1))
     }
 
     fn is_closed(&self) -> bool {
@@ -340,8 +347,7 @@ impl PostgresBackend {
         let mut sql = Statements::of(&options.schema);
         if options.breakage.skips_lock {
             sql.lock_head.text = sql.lock_head.text.replace(" FOR UPDATE", "");
-            sql.write.text =
-                sql.write.text.replace("generation = $27 AND time_us = $28 AND", "($27 + $28) IS NOT NULL AND");
+            sql.write.text = sql.write.text.replace(AS_EXPECTED, "(true OR ");
         }
         let first = Link::open(&address, &[]).await?;
         let identity = prepare(&first, &sql, &options.env).await?;
@@ -370,10 +376,12 @@ impl PostgresBackend {
 /// Creates the tables that are missing, all of them or those that an older program did not know, and gives the identity
 /// of the store.
 async fn prepare(link: &Link, sql: &Statements, env: &Env) -> Result<u128> {
-    if let Some((VERSION, identity)) = opened(link, sql).await? {
-        return Ok(identity);
-    }
     let error = |error: tokio_postgres::Error| failed("create the tables in", &error);
+    match opened(link, sql).await? {
+        Some((VERSION, identity)) => return Ok(identity),
+        Some(_) => link.run(&extend(&sql.schema)).await.map_err(error)?,
+        None => {}
+    }
     // A role may have the right to use a schema without the right to create one.
     let is_there = link.query(&sql.has_schema, &[&sql.schema]).await.map_err(error)?;
     let identity = u128::from(env.random()) << 64 | u128::from(env.random());

@@ -16,13 +16,12 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::{CancelToken, Statement};
 
 use crate::backend::Facts;
+use crate::postgres::group::{Scope, write};
 use crate::postgres::known::Guessed;
 use crate::postgres::link::{Boxed, Link, Param, failed, is_refusal, told};
 use crate::postgres::schema::{OWN_SYNC, plans};
 use crate::postgres::sql::{SqlError, SqlTx, runs_again};
-use crate::postgres::writer::{
-    Answered, DecidedGroup, FIRST_PAUSE, Job, LAST_PAUSE, Last, Scope, Trouble, decide, gather, write,
-};
+use crate::postgres::writer::{Answered, DecidedGroup, FIRST_PAUSE, Job, LAST_PAUSE, Last, Trouble, decide, gather};
 use crate::postgres::{PostgresBackend, Shared};
 use crate::{Commit, Outcome, Receipt, Refusal, Result, Store, StoreError, Uuid};
 
@@ -437,7 +436,7 @@ impl Shared {
     ) -> Result<SqlEnded> {
         let (id, number) = (slot.id, slot.number);
         let Slot { link, cleaning, plans, .. } = &mut slot;
-        let scope = Scope { writer: (id, number), own: Some(name), versions: &versions };
+        let scope = Scope { writer: (id, number), name: Some(name), versions: &versions, limit: None };
         let ends = format!("{USER_ENDS} {plans}");
         // Only an error of the store's own statement says something about the guess.
         let is_of_store = AtomicBool::new(false);
@@ -447,7 +446,7 @@ impl Shared {
         let error = match self.in_time(end(link, cleaning.get_mut(), "COMMIT", async { work.await.map(drop) })).await {
             Ok(Ok(())) => {
                 self.slots.give_back(slot);
-                self.known.lock().guessed_right();
+                self.known.lock().guessed_right(false);
                 return self.told_own(decided);
             }
             Ok(Err(error)) if is_refusal(&error) => error,
@@ -460,7 +459,9 @@ impl Shared {
         let code = error.code().filter(|_| is_of_store.load(Ordering::SeqCst));
         Ok(SqlEnded::RolledBack(match code {
             Some(code) if *code == SqlState::DIVISION_BY_ZERO => {
-                self.known.lock().guessed_wrong(&versions);
+                let mut known = self.known.lock();
+                known.guessed_head_wrong();
+                known.guessed_keys_wrong(&versions);
                 SqlError::Outrun
             }
             Some(code) if *code == SqlState::INVALID_ARGUMENT_FOR_LOG => SqlError::EndedByBody,
@@ -476,7 +477,7 @@ impl Shared {
             if decided.applied.is_empty() {
                 return link.query(&self.sql.group, &landed).await.map(drop);
             }
-            let scope = Scope { writer: (id, number), own: Some(name), versions: &versions };
+            let scope = Scope { writer: (id, number), name: Some(name), versions: &versions, limit: None };
             write(self, link, &self.sql.write_or_fail, decided, scope).await.map(drop)
         };
         end(link, cleaning.get_mut(), "COMMIT", written).await

@@ -17,7 +17,7 @@ pub(super) fn plans(word: &str) -> String {
 }
 
 /// The version of the tables. A program refuses a store with a higher one.
-pub(super) const VERSION: i32 = 2;
+pub(super) const VERSION: i32 = 3;
 
 /// A statement: its text, and the types of its parameters.
 pub(super) struct Sql {
@@ -90,9 +90,17 @@ pub(super) const OWN_SYNC: &str = "CASE WHEN current_setting('synchronous_commit
 /// read under the lock of the head has the guessed version as its newest. The statement waits for a transaction that
 /// moves the head, and then compares again. The head that is expected was seen before the statement was sent, so what
 /// is found is exactly what was there with this head.
-pub(super) const AS_DECIDED: &str = "generation = $27 AND time_us = $28 AND NOT EXISTS (
-   SELECT 1 FROM unnest($29::bytea[], $30::bigint[]) AS g (key, generation)
-   WHERE coalesce((SELECT c.generation FROM {s}.current AS c WHERE c.key = g.key), 0) <> g.generation)";
+///
+/// A group that moves along expects no time: the head may be a later one. It was locked by a statement before this one,
+/// so what is found is what is there now. If the writer was told that the group has not landed, its row says so.
+const AS_DECIDED: &str = "(h.generation = $27 AND h.time_us = $28 OR $28 IS NULL AND h.generation >= $27
+   AND NOT EXISTS (SELECT 1 FROM {s}.writers AS w WHERE w.writer = $22 AND w.number >= $23))
+   AND NOT EXISTS (SELECT 1 FROM unnest($29::bytea[], $30::bigint[]) AS g (key, rev)
+     WHERE coalesce((SELECT CASE WHEN c.value IS NULL THEN -c.rev ELSE c.rev END
+       FROM {s}.current AS c WHERE c.key = g.key), 0) <> g.rev)";
+
+/// The part of [`AS_DECIDED`] that compares the head.
+pub(super) const AS_EXPECTED: &str = "(h.generation = $27 AND h.time_us = $28 OR ";
 
 /// The types of the parameters of [`written!`].
 const WRITTEN: &[Type] = types! {(
@@ -100,52 +108,80 @@ const WRITTEN: &[Type] = types! {(
     BYTEA_ARRAY, INT8_ARRAY, INT8_ARRAY, INT8_ARRAY, BYTEA_ARRAY,
     INT8_ARRAY, INT8_ARRAY, INT8_ARRAY, BYTEA_ARRAY, BYTEA_ARRAY,
     INT8, INT8, INT8, UUID, INT8, TEXT, TEXT, UUID,
-    INT8, INT8, BYTEA_ARRAY, INT8_ARRAY, TEXT
+    INT8, INT8, BYTEA_ARRAY, INT8_ARRAY, TEXT, FLOAT8
 )};
 
 /// Everything that a group writes, if it is still [as decided](AS_DECIDED): the head, the overwritten versions, the new
-/// ones, the keys of each commit and the number of the transaction. All parts see what was there before. A group for a
-/// transaction of the user's own is written only in the transaction of its name.
+/// ones, the keys of each commit and the number of the transaction. All parts see what was there before. A group with
+/// the name of a transaction is written only in that one. The generations of a group that moves along are as far behind
+/// the head as it was decided, and its commits have one time.
 macro_rules! written {
     ($sync:ident, $answer:expr) => {
-        format!("WITH advance AS (
-           UPDATE {{s}}.head SET generation = $19, time_us = $20, declared = $21
+        format!(
+            "WITH advance AS (
+           UPDATE {{s}}.head AS h SET generation = h.generation - $27 + $19, time_us = greatest(h.time_us, $20),
+             declared = coalesce($21, h.declared)
            WHERE {AS_DECIDED} AND ($31::text IS NULL OR current_setting('latchwork.own', true) = $31)
-           RETURNING 1
+           RETURNING h.generation - $19 + {IN_TIME} AS moved, CASE WHEN $28 IS NULL THEN h.time_us END AS at,
+             h.generation, h.time_us
          ), kept AS (
            INSERT INTO {{s}}.past (key, generation, rev, time_us, value, until)
-           SELECT c.key, c.generation, c.rev, c.time_us, c.value, n.until
+           SELECT c.key, c.generation, c.rev, c.time_us, c.value, n.until + {MOVED}
            FROM unnest($1::bytea[], $2::bigint[]) AS n (key, until) JOIN {{s}}.current AS c ON c.key = n.key
            WHERE EXISTS (SELECT 1 FROM advance)
            UNION ALL
-           SELECT * FROM unnest($3::bytea[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bytea[], $8::bigint[]) AS b
+           SELECT b.key, b.generation + {MOVED}, b.rev, coalesce({AT}, b.time_us), b.value, b.until + {MOVED}
+           FROM unnest($3::bytea[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bytea[], $8::bigint[])
+             AS b (key, generation, rev, time_us, value, until)
            WHERE EXISTS (SELECT 1 FROM advance)
          ), put AS (
            INSERT INTO {{s}}.current (key, rev, generation, time_us, value)
-           SELECT * FROM unnest($9::bytea[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bytea[]) AS n
+           SELECT n.key, n.rev, n.generation + {MOVED}, coalesce({AT}, n.time_us), n.value
+           FROM unnest($9::bytea[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bytea[])
+             AS n (key, rev, generation, time_us, value)
            WHERE EXISTS (SELECT 1 FROM advance)
            ON CONFLICT (key) DO UPDATE SET rev = excluded.rev, generation = excluded.generation,
              time_us = excluded.time_us, value = excluded.value
          ), touch AS (
            INSERT INTO {{s}}.touched (space, generation, time_us, meta, keys)
-           SELECT * FROM unnest($14::bigint[], $15::bigint[], $16::bigint[], $17::bytea[], $18::bytea[]) AS t
+           SELECT t.space, t.generation + {MOVED}, coalesce({AT}, t.time_us), t.meta, t.keys
+           FROM unnest($14::bigint[], $15::bigint[], $16::bigint[], $17::bytea[], $18::bytea[])
+             AS t (space, generation, time_us, meta, keys)
            WHERE EXISTS (SELECT 1 FROM advance)
          ), landed AS (
-           INSERT INTO {{s}}.writers (writer, number, seen) SELECT $22, $23, clock_timestamp() FROM advance
-           ON CONFLICT (writer) DO UPDATE SET number = excluded.number, seen = excluded.seen
+           INSERT INTO {{s}}.writers (writer, number, seen, generation, time_us)
+           SELECT $22, $23, clock_timestamp(), a.generation, a.time_us FROM advance AS a
+           ON CONFLICT (writer) DO UPDATE SET number = excluded.number, seen = excluded.seen,
+             generation = excluded.generation, time_us = excluded.time_us
          )
-         SELECT {}, {NOTIFIED}{}", $sync, $answer)
+         SELECT {}, {NOTIFIED}{}",
+            $sync, $answer
+        )
     };
 }
 
+/// 0, or an error if its transaction began longer ago than its process waits for it: the caller may have been told that
+/// the outcome is not known, and may have looked. It is evaluated when the head is locked.
+const IN_TIME: &str = "CASE WHEN clock_timestamp() > transaction_timestamp() + make_interval(secs => $32)
+   THEN 1 / (h.generation - h.generation) ELSE 0 END";
+
+/// How far a group has moved along, and the time of its commits then.
+const MOVED: &str = "(SELECT moved FROM advance)";
+const AT: &str = "(SELECT at FROM advance)";
+
 /// Other processes are notified, if there are any. One that comes later asks for the newest generation when it listens;
 /// in the worst case it polls.
-const NOTIFIED: &str = "CASE WHEN EXISTS (SELECT 1 FROM {s}.pins WHERE process <> $26) THEN pg_notify($24, $25) END";
+const NOTIFIED: &str = "CASE WHEN EXISTS (SELECT 1 FROM {s}.pins WHERE process <> $26) THEN pg_notify($24, (
+   SELECT concat_ws(' ', $27 + 1 + a.moved, a.generation, a.time_us, $25::text) FROM advance AS a)) END";
 
 /// An error if a group for a transaction of the user's own was not written: a division by zero, or a logarithm of zero
 /// if its transaction has ended before. So what was sent after it is not done either.
 const OR_FAIL: &str = ", CASE WHEN current_setting('latchwork.own', true) = $31 THEN 1 / (SELECT count(*) FROM advance)
    ELSE ln((SELECT count(*) FROM advance)::float8)::bigint END";
+
+/// The newest versions of keys, with the values of those in a range.
+const HEADS: &str = "SELECT key, rev, generation, time_us, value IS NOT NULL,
+   CASE WHEN key >= $2 AND key < $3 THEN value END FROM {s}.current WHERE key = ANY($1)";
 
 statements! {
     opened() =
@@ -154,18 +190,24 @@ statements! {
         "SELECT 1 FROM pg_namespace WHERE nspname = $1";
     /// Also settles what a transaction of the writer needs: see [`SETTINGS`].
     lock_head() =
-        format!("SELECT generation, time_us, declared, {SETTINGS} FROM {{s}}.head FOR UPDATE");
+        format!("SELECT generation, time_us, {SETTINGS} FROM {{s}}.head FOR UPDATE");
     /// Finds no row outside of the transaction of this name.
     lock_own_head(TEXT) =
-        "SELECT generation, time_us, declared FROM {s}.head
+        "SELECT generation, time_us FROM {s}.head
          WHERE current_setting('latchwork.own', true) = $1 FOR UPDATE";
-    /// After it, no group can land that was decided with the head as it was before.
+    /// After it, no group can land that expects the head as it was before.
     outdate() =
         "UPDATE {s}.head SET time_us = time_us + 1";
+    /// After it, no group of a writer can land that moves along and has this number or a lower one. If the group with
+    /// this number has landed, it does nothing. The next number is of no group.
+    give_up(UUID, INT8) =
+        "INSERT INTO {s}.writers AS w (writer, number, seen) VALUES ($1, $2 + 1, clock_timestamp())
+         ON CONFLICT (writer) DO UPDATE SET number = excluded.number, seen = excluded.seen WHERE w.number < $2";
     heads(BYTEA_ARRAY, BYTEA, BYTEA) =
-        "SELECT key, rev, generation, time_us, value IS NOT NULL,
-           CASE WHEN key >= $2 AND key < $3 THEN value END
-         FROM {s}.current WHERE key = ANY($1)";
+        HEADS;
+    /// The same, if a group was not written.
+    heads_unless(BYTEA_ARRAY, BYTEA, BYTEA, UUID, INT8) =
+        format!("{HEADS} AND NOT EXISTS (SELECT 1 FROM {{s}}.writers WHERE writer = $4 AND number = $5)");
     range(BYTEA, BYTEA, INT8) =
         "SELECT key, generation FROM {s}.current
          WHERE key >= $1 AND key < $2 AND generation > $3 ORDER BY key LIMIT 1";
@@ -179,9 +221,9 @@ statements! {
         "SELECT f.space, f.generation, EXISTS (
            SELECT 1 FROM {s}.touched AS t WHERE t.space = f.space AND t.generation <= f.generation)
          FROM {s}.floors AS f";
-    /// Gives a row if the group was written.
+    /// Gives a row if the group was written, with the generation and time of its last commit.
     write[WRITTEN] =
-        written!(SYNC, " FROM advance");
+        written!(SYNC, ", generation, time_us FROM advance");
     /// An error if the group was not written.
     write_or_fail[WRITTEN] =
         written!(OWN_SYNC, OR_FAIL);
@@ -201,7 +243,7 @@ statements! {
         "INSERT INTO {s}.writers (writer, number, seen) VALUES ($1, $2, clock_timestamp())
          ON CONFLICT (writer) DO UPDATE SET number = excluded.number, seen = excluded.seen";
     landed(UUID) =
-        "SELECT number FROM {s}.writers WHERE writer = $1";
+        "SELECT number, generation, time_us FROM {s}.writers WHERE writer = $1";
     new_id() =
         "SELECT gen_random_uuid()";
     head() =
@@ -212,10 +254,12 @@ statements! {
         "SELECT c.rev, c.generation, c.time_us, CASE WHEN c.generation <= $2 THEN c.value END,
            (SELECT generation FROM {s}.floors WHERE space = $3)
          FROM (SELECT 1) AS one LEFT JOIN {s}.current AS c ON c.key = $1";
-    /// The version that was overwritten after a generation.
+    /// The version that was overwritten after a generation. A key may have very many older ones.
     overwritten(BYTEA, INT8) =
-        "SELECT key, rev, generation, time_us, value FROM {s}.past
-         WHERE key = $1 AND generation <= $2 AND until > $2";
+        "SELECT key, rev, generation, time_us, value FROM (
+           SELECT key, rev, generation, time_us, value, until FROM {s}.past
+           WHERE key = $1 AND generation <= $2 ORDER BY generation DESC LIMIT 1
+         ) AS last WHERE until > $2";
     floor(INT8) =
         "SELECT generation FROM {s}.floors WHERE space = $1";
     scan_up(BYTEA, BYTEA, INT8, INT8, BOOL) =
@@ -226,7 +270,8 @@ statements! {
         "SELECT key, rev, generation, time_us, value FROM (
            SELECT key, rev, generation, time_us, value FROM {s}.current WHERE key = $1 AND generation <= $2
            UNION ALL
-           SELECT key, rev, generation, time_us, value FROM {s}.past WHERE key = $1 AND generation <= $2
+           (SELECT key, rev, generation, time_us, value FROM {s}.past WHERE key = $1 AND generation <= $2
+            ORDER BY generation DESC LIMIT $3)
          ) AS versions ORDER BY generation DESC LIMIT $3";
     /// At least one row, whose generation is null without a commit. Each has the floor of the space, if there is one.
     touched(INT8, INT8, INT8, INT8) =
@@ -363,6 +408,15 @@ pub(super) fn check_name(schema: &str) -> Result<()> {
     }
 }
 
+/// What tables of an older program lack that cannot be created beside what is there. It runs before [`create`], in a
+/// transaction of its own: running processes lock this table and others, in another order.
+pub(super) fn extend(schema: &str) -> String {
+    format!(
+        "ALTER TABLE IF EXISTS {schema}.writers ADD COLUMN IF NOT EXISTS generation bigint,
+           ADD COLUMN IF NOT EXISTS time_us bigint"
+    )
+}
+
 /// Creates the schema and its tables. It runs under an advisory lock, in one transaction.
 pub(super) fn create(schema: &str, identity: &str, with_schema: bool) -> String {
     let schema_too = if with_schema { format!("CREATE SCHEMA IF NOT EXISTS {schema};") } else { String::new() };
@@ -389,7 +443,8 @@ pub(super) fn create(schema: &str, identity: &str, with_schema: bool) -> String 
            process uuid PRIMARY KEY, oldest bigint NOT NULL, views bigint NOT NULL, renewed timestamptz NOT NULL,
            lease interval NOT NULL);
          CREATE TABLE IF NOT EXISTS {schema}.writers (
-           writer uuid PRIMARY KEY, number bigint NOT NULL, seen timestamptz NOT NULL);
+           writer uuid PRIMARY KEY, number bigint NOT NULL, seen timestamptz NOT NULL, generation bigint,
+           time_us bigint);
          CREATE TABLE IF NOT EXISTS {schema}.outbox (
            id uuid PRIMARY KEY, position bigint, shard integer NOT NULL, kind text NOT NULL, body text NOT NULL,
            at timestamptz NOT NULL DEFAULT now(), failed text);

@@ -1,7 +1,8 @@
 //! The writer of a process: it takes the commits that wait and makes one transaction of them. If the process knows what
-//! they are decided on, the transaction is one statement. Otherwise it has two round trips: the first locks the row
-//! with the generation and reads what the commits are decided on, the second writes and commits. Commits are decided by
-//! [`evaluate`] on [`Facts`]; no rule of a commit is here.
+//! they are decided on, the transaction is one statement. If it knows all but the generation, which other processes
+//! move, the transaction locks the row with the generation and writes the group with whatever generation it finds, in
+//! one round trip. Otherwise it has two: the first locks the row and reads what the commits are decided on, the second
+//! writes and commits. Commits are decided by [`evaluate`] on [`Facts`]; no rule of a commit is here.
 //!
 //! After a lost connection the outcome of a transaction is looked up: each transaction writes its number into the row
 //! of its writer. So a commit is answered as landed exactly if it landed, and is never applied twice.
@@ -12,27 +13,29 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::{try_join, try_join3};
+use futures_util::future::{try_join, try_join3, try_join4};
 use tokio::sync::{mpsc, oneshot};
 use tokio_postgres::Row;
 
 use crate::backend::{Decision, Facts, Head, Needs, evaluate};
-use crate::codec::put_string;
 use crate::postgres::Shared;
-use crate::postgres::known::{Guess, Guessed, News};
+use crate::postgres::group::{Scope, write};
+use crate::postgres::known::{Guess, Guessed};
 use crate::postgres::link::{Link, Param, failed, is_passing, is_refusal};
 use crate::postgres::ranges::Ranges;
 use crate::postgres::read::signed;
-use crate::postgres::schema::Sql;
 use crate::space::{RECEIPTS, SPACES};
 use crate::{
-    Commit, Committed, ErrorKind, Generation, Key, Outcome, Range, Result, Rev, SpaceId, StoreError, Timestamp, Uuid,
-    Version,
+    Check, Commit, Committed, ErrorKind, Generation, Key, Outcome, Range, Receipt, Result, Rev, StoreError, Timestamp,
+    Uuid, Version, Write,
 };
 
 /// How many commits share a transaction at the most, and how many bytes of them.
 const MOST: usize = 1024;
 const MOST_BYTES: usize = 16 << 20;
+
+/// How often callers may bring new commits before the next transaction begins.
+const MOST_ROUNDS: u32 = 8;
 
 /// The pauses between attempts to reach the server.
 pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -83,6 +86,20 @@ impl Jobs {
 }
 
 impl Waiting {
+    /// Lets callers go on that were answered, as long as they bring new commits: these share the next transaction.
+    async fn settle(&self) {
+        for _ in 0..MOST_ROUNDS {
+            let count = self.others.len();
+            if count >= MOST || !self.urgent.is_empty() {
+                return;
+            }
+            tokio::task::yield_now().await;
+            if self.others.len() == count {
+                return;
+            }
+        }
+    }
+
     /// Waits for commits if there are none, and puts urgent ones first. Gives whether there are any.
     async fn next(&mut self, waiting: &mut Vec<Job>) -> bool {
         if waiting.is_empty() {
@@ -105,7 +122,8 @@ pub(super) struct Writer {
     shared: Arc<Shared>,
     jobs: Waiting,
     link: Option<Link>,
-    /// Names the row that holds the number of the last transaction.
+    /// Names the row that holds the number of the last transaction. Numbers are even: one that was given up leaves the
+    /// odd number after it.
     id: Uuid,
     number: i64,
 }
@@ -118,6 +136,10 @@ pub(super) struct DecidedGroup {
     pub(super) before: Last,
     /// The head when the group has landed.
     pub(super) after: Last,
+    /// The generation of the newest declaration among the commits.
+    pub(super) declared: Option<i64>,
+    /// Whether the group moves along with the head, which its transaction locks.
+    pub(super) moves: bool,
 }
 
 impl DecidedGroup {
@@ -125,6 +147,48 @@ impl DecidedGroup {
     pub(super) fn is_to_land(&self) -> bool {
         matches!(&self.answers[..], [Ok(Outcome::Applied(receipt))] if !receipt.repeated)
     }
+
+    /// Whether the group may land with another head than it was decided with. Then nothing that it writes or answers
+    /// may depend on generations or times, but those of its commits themselves.
+    fn may_move(&self, group: &[Job]) -> bool {
+        let is_plain = |Job { commit, .. }: &Job| {
+            let is_stamped = |write: &Write| matches!(write, Write::PutStamped(..));
+            // The receipt of a commit with an id holds its time.
+            commit.id.is_none()
+                && !commit.checks.iter().any(|check| matches!(check, Check::AtGeneration(_)))
+                && !commit.writes.iter().any(is_stamped)
+        };
+        let is_refused = |answer: &Result<Outcome>| matches!(answer, Ok(Outcome::Refused(_)));
+        self.declared.is_none() && group.iter().all(is_plain) && !self.answers.iter().any(is_refused)
+    }
+
+    /// The group as it has landed, with the head that it has left.
+    fn landed(mut self, after: Last) -> DecidedGroup {
+        if !self.moves {
+            return self;
+        }
+        let by = after.generation.0 - self.after.generation.0;
+        for Committed { generation, time, .. } in &mut self.applied {
+            (generation.0, *time) = (generation.0 + by, after.time);
+        }
+        for answer in &mut self.answers {
+            if let Ok(Outcome::Applied(Receipt { generation, time, .. })) = answer {
+                (generation.0, *time) = (generation.0 + by, after.time);
+            }
+        }
+        self.after = after;
+        self
+    }
+}
+
+/// What became of a guess.
+enum Guessing {
+    /// The group has landed, or has nothing to land.
+    Decided(DecidedGroup),
+    /// Nothing was written, because the head was another one.
+    HeadWasWrong,
+    /// Nothing was written. The next attempt looks at the tables.
+    Looks,
 }
 
 /// What the head says of the commits before.
@@ -132,14 +196,14 @@ impl DecidedGroup {
 pub(super) struct Last {
     pub(super) generation: Generation,
     pub(super) time: Timestamp,
-    /// The generation of the newest declaration.
-    pub(super) declared: i64,
 }
 
 impl Last {
-    fn of(row: &Row) -> Last {
-        let (generation, time) = (row.get::<_, i64>(0) as u64, row.get::<_, i64>(1) as u64);
-        Last { generation: Generation(generation), time: Timestamp(time), declared: row.get(2) }
+    /// From two columns of a row; none if the first one is null.
+    fn of(row: &Row, column: usize) -> Option<Last> {
+        let generation: i64 = row.get::<_, Option<i64>>(column)?;
+        let time: i64 = row.get(column + 1);
+        Some(Last { generation: Generation(generation as u64), time: Timestamp(time as u64) })
     }
 }
 
@@ -178,6 +242,9 @@ impl Writer {
             let count = waiting.iter().map(fits).take_while(|fits| *fits).count().max(1);
             group.extend(waiting.drain(..count));
             self.commit(&mut group).await;
+            if count > 1 {
+                self.jobs.settle().await;
+            }
         }
     }
 
@@ -255,13 +322,16 @@ impl Writer {
 
     /// One transaction.
     async fn transact(&mut self, group: &[Job]) -> Result<Option<DecidedGroup>, Trouble> {
-        let guess = self.shared.known.lock().guess(group);
-        if let Some(guess) = guess
-            && let Some(decided) = self.write_guessed(group, guess).await?
-        {
-            return Ok(Some(decided));
+        for _ in 0..2 {
+            let guess = self.shared.known.lock().guess(group);
+            let Some(guess) = guess else { break };
+            match self.write_guessed(group, guess).await? {
+                Guessing::Decided(decided) => return Ok(Some(decided)),
+                Guessing::HeadWasWrong => {}
+                Guessing::Looks => break,
+            }
         }
-        self.number += 1;
+        self.number += 2;
         let (shared, writer) = (self.shared.clone(), (self.id, self.number));
         let link = self.link().await?;
         let (begin, lock) = (link.run(BEGIN), link.query(&shared.sql.lock_head, &[]));
@@ -288,13 +358,13 @@ impl Writer {
                 }
             };
         }
-        let scope = Scope { writer, own: None, versions: &Guessed::default() };
+        let scope = Scope { writer, name: None, versions: &Guessed::default(), limit: None };
         let work = try_join(write(&shared, link, &shared.sql.write, &decided, scope), link.run("COMMIT"));
         match shared.in_time(link.drive(work)).await {
-            Ok(Ok((true, ()))) => Ok(Some(decided)),
-            Ok(Ok((false, ()))) => {
+            Ok(Ok((written, ()))) if written.is_empty() => {
                 Err(Trouble::Rejected(StoreError::corrupt("table head", "it was changed while it was locked")))
             }
+            Ok(Ok(_)) => Ok(Some(decided)),
             Ok(Err(error)) if is_refusal(&error) => {
                 self.link = None;
                 Err(trouble("write to", &error))
@@ -310,23 +380,42 @@ impl Writer {
         }
     }
 
-    /// Decides the group on a guess, and writes it with one statement, which compares the guess with the tables. None
-    /// if it was wrong, or if nothing is to be written: an answer needs a state that is known to be there.
-    async fn write_guessed(&mut self, group: &[Job], guess: Guess) -> Result<Option<DecidedGroup>, Trouble> {
-        let Guess { mut facts, last, versions } = guess;
+    /// Decides the group on a guess, and writes it in one round trip, with a statement that compares the guess with the
+    /// tables.
+    async fn write_guessed(&mut self, group: &[Job], guess: Guess) -> Result<Guessing, Trouble> {
+        let Guess { mut facts, last, versions, moves } = guess;
         let shared = self.shared.clone();
-        let decided = decide(&shared, group, &mut facts, last);
-        if decided.applied.is_empty() {
-            return Ok(None);
+        let mut decided = decide(&shared, group, &mut facts, last);
+        decided.moves = moves;
+        // An answer needs a state that is known to be there.
+        if decided.applied.is_empty() || (moves && !decided.may_move(group)) {
+            return Ok(Guessing::Looks);
         }
-        self.number += 1;
-        let scope = Scope { writer: (self.id, self.number), own: None, versions: &versions };
+        self.number += 2;
+        let (writer, name) = ((self.id, self.number), moves.then(|| self.number.to_string()));
+        let scope = Scope { writer, name: name.as_deref(), versions: &versions, limit: Some(shared.limit() / 2) };
         let link = self.link().await?;
-        let written = shared.in_time(link.drive(write(&shared, link, &shared.sql.write, &decided, scope))).await;
-        let is_right = match written {
-            Ok(Ok(is_written)) => is_written,
+        let written = write(&shared, link, &shared.sql.write, &decided, scope);
+        let (keys, of_receipts) = (versions.encoded(), Range::of_space(RECEIPTS));
+        let (from, to) = (of_receipts.start(), of_receipts.end());
+        let asked: [Param<'_>; 5] = [&keys, &from, &to, &writer.0, &writer.1];
+        let written = async {
+            let Some(name) = &name else { return Ok((written.await?, None)) };
+            // Without its name, the statement would do nothing outside of the transaction with the lock.
+            let begin = format!("{BEGIN}; SET LOCAL latchwork.own = '{name}'");
+            let locked = try_join(link.run(&begin), link.query(&shared.sql.lock_head, &[]));
+            let heads = link.query(&shared.sql.heads_unless, &asked);
+            let (((), head), written, heads, ()) = try_join4(locked, written, heads, link.run("COMMIT")).await?;
+            Ok((written, Some((head, heads))))
+        };
+        let (written, found) = match shared.in_time(link.drive(written)).await {
+            Ok(Ok(answered)) => answered,
             // What the server has refused is sent again in a transaction with the settings that it needs.
-            Ok(Err(error)) if is_refusal(&error) => false,
+            Ok(Err(error)) if is_refusal(&error) => {
+                // In a transaction, what was sent after it may still be on its way.
+                self.link = self.link.take().filter(|_| !moves);
+                (Vec::new(), None)
+            }
             Ok(Err(error)) => {
                 self.link = None;
                 return Err(Trouble::Unknown(failed("write to", &error), decided));
@@ -336,18 +425,30 @@ impl Writer {
                 return Err(Trouble::Unknown(error, decided));
             }
         };
-        let mut known = shared.known.lock();
-        if is_right {
-            known.guessed_right();
-            return Ok(Some(decided));
+        if let Some(after) = written.first().and_then(|row| Last::of(row, 2)) {
+            shared.known.lock().guessed_right(moves);
+            return Ok(Guessing::Decided(decided.landed(after)));
         }
-        known.guessed_wrong(&versions);
-        Ok(None)
+        if !moves {
+            shared.known.lock().guessed_head_wrong();
+            return Ok(if versions.are_sure(group) { Guessing::HeadWasWrong } else { Guessing::Looks });
+        }
+        if let Some((head, rows)) = found {
+            // What was found under the lock is enough to refuse commits, and most of them are refused now.
+            let (mut facts, last, heads) = facts_of(&head, &keys, &[], &rows).map_err(Trouble::Rejected)?;
+            shared.known.lock().looked(heads.into_iter());
+            let decided = decide(&shared, group, &mut facts, last);
+            if decided.applied.is_empty() {
+                return Ok(Guessing::Decided(decided));
+            }
+        }
+        shared.known.lock().guessed_keys_wrong(&versions);
+        Ok(Guessing::Looks)
     }
 
     /// Looks whether a transaction has landed whose answer was lost. The lock waits until it has ended, if it had the
     /// same lock when its last statement was sent. If it had not, the server may execute its statement later: the head
-    /// is changed, so that it no longer finds what it was decided with.
+    /// is changed, and the row of the writer, so that it no longer finds what it was decided with.
     async fn look_up(&mut self, decided: DecidedGroup) -> Result<Option<DecidedGroup>, Trouble> {
         let (shared, id, number) = (self.shared.clone(), self.id, self.number);
         let link = match self.link().await {
@@ -361,14 +462,18 @@ impl Writer {
             link.query(&shared.sql.lock_head, &[]).await?;
             link.query(&shared.sql.outdate, &[]).await?;
             let rows = link.query(&shared.sql.landed, &[&id]).await?;
+            link.query(&shared.sql.give_up, &[&id, &number]).await?;
             link.run("COMMIT").await?;
-            Ok(rows.first().map(|row| row.get::<_, i64>(0)))
+            Ok(rows.first().map(|row| (row.get::<_, i64>(0), Last::of(row, 1))))
         };
         let asked = shared.in_time(asked).await;
         let asked = asked
             .and_then(|asked: Result<_, tokio_postgres::Error>| asked.map_err(|error| failed("read from", &error)));
         match asked {
-            Ok(last) if last == Some(number) && !shared.breakage.sends_again => Ok(Some(decided)),
+            Ok(Some((last, after))) if last == number && !shared.breakage.sends_again => Ok(Some(match after {
+                Some(after) => decided.landed(after),
+                None => decided,
+            })),
             Ok(_) => Ok(None),
             Err(error) => {
                 self.link = None;
@@ -384,10 +489,10 @@ fn trouble(action: &'static str, error: &tokio_postgres::Error) -> Trouble {
     trouble(failed(action, error))
 }
 
-fn written(write: &crate::Write) -> Option<&Bytes> {
+fn written(write: &Write) -> Option<&Bytes> {
     match write {
-        crate::Write::Put(_, value) | crate::Write::PutStamped(_, value, _) => Some(value),
-        crate::Write::Delete(_) => None,
+        Write::Put(_, value) | Write::PutStamped(_, value, _) => Some(value),
+        Write::Delete(_) => None,
     }
 }
 
@@ -413,10 +518,7 @@ pub(super) async fn gather(
     let asked = try_join(locked, try_join(heads, ranges.since(shared, link)));
     let error = |error: tokio_postgres::Error| trouble("read from", &error);
     let (((), mut scanned, head), (heads, since)) = asked.await.map_err(error)?;
-    let head = head.first().ok_or_else(|| Trouble::Rejected(StoreError::corrupt("table head", "it has no row")))?;
-    let last = Last::of(head);
-    let mut facts = Facts::new(last.generation);
-    let heads = add_heads(&mut facts, &keys, &receipts, &heads).map_err(Trouble::Rejected)?;
+    let (mut facts, last, heads) = facts_of(&head, &keys, &receipts, &heads).map_err(Trouble::Rejected)?;
     shared.known.lock().read(last, heads.into_iter());
     if shared.breakage.drops_receipts {
         receipts.drain(..).for_each(|receipt| facts.add_receipt(receipt, None));
@@ -429,8 +531,15 @@ pub(super) async fn gather(
     Ok((facts, last))
 }
 
-/// Gives the heads that were found.
-fn add_heads(facts: &mut Facts, keys: &[&[u8]], receipts: &[Key], rows: &[Row]) -> Result<Vec<(Key, Option<Head>)>> {
+/// A key, and its newest version, if it has one.
+type FoundHead = (Key, Option<Head>);
+
+/// What commits are decided on, by what was read under the lock of the head: the head, and versions of keys. Receipts
+/// are among the keys.
+fn facts_of(head: &[Row], keys: &[&[u8]], receipts: &[Key], rows: &[Row]) -> Result<(Facts, Last, Vec<FoundHead>)> {
+    let last = head.first().and_then(|row| Last::of(row, 0));
+    let last = last.ok_or_else(|| StoreError::corrupt("table head", "it has no row"))?;
+    let mut facts = Facts::new(last.generation);
     let mut found: BTreeMap<&[u8], &Row> = rows.iter().map(|row| (row.get::<_, &[u8]>(0), row)).collect();
     for receipt in receipts {
         let version = found.get(receipt.encoded()).map(|row| Version {
@@ -452,7 +561,7 @@ fn add_heads(facts: &mut Facts, keys: &[&[u8]], receipts: &[Key], rows: &[Row]) 
         facts.add_head(key.clone(), head);
         heads.push((key, head));
     }
-    Ok(heads)
+    Ok((facts, last, heads))
 }
 
 pub(super) fn key_of(bytes: &[u8]) -> Result<Key> {
@@ -462,7 +571,7 @@ pub(super) fn key_of(bytes: &[u8]) -> Result<Key> {
 
 /// Decides the commits of a group, each on what those before it leave.
 pub(super) fn decide(shared: &Shared, group: &[Job], facts: &mut Facts, before: Last) -> DecidedGroup {
-    let mut after = before;
+    let (mut after, mut declared) = (before, None);
     let (mut answers, mut applied) = (Vec::with_capacity(group.len()), Vec::new());
     for job in group {
         let now = shared.env.now().max(after.time);
@@ -474,156 +583,12 @@ pub(super) fn decide(shared: &Shared, group: &[Job], facts: &mut Facts, before: 
                 facts.apply(&committed);
                 (after.generation, after.time) = (committed.generation, committed.time);
                 if committed.changes.iter().any(|change| change.key.space() == SPACES) {
-                    after.declared = committed.generation.0 as i64;
+                    declared = Some(signed(committed.generation));
                 }
                 applied.push(committed);
                 Ok(Outcome::Applied(receipt))
             }
         });
     }
-    DecidedGroup { answers, applied, before, after }
-}
-
-/// The rows of a table, as columns.
-#[derive(Default)]
-struct Versions<'a> {
-    keys: Vec<&'a [u8]>,
-    revs: Vec<i64>,
-    generations: Vec<i64>,
-    times: Vec<i64>,
-    values: Vec<Option<&'a [u8]>>,
-    /// Of versions that are overwritten: at which generation.
-    until: Vec<i64>,
-}
-
-impl<'a> Versions<'a> {
-    fn push(&mut self, key: &'a [u8], (rev, generation, time, value): Columns<'a>, until: i64) {
-        self.keys.push(key);
-        self.revs.push(rev);
-        self.generations.push(generation);
-        self.times.push(time);
-        self.values.push(value);
-        self.until.push(until);
-    }
-}
-
-/// Rev, generation, time, value.
-type Columns<'a> = (i64, i64, i64, Option<&'a [u8]>);
-
-/// The commits, once for each space that they touch, as columns.
-#[derive(Default)]
-struct Commits<'a> {
-    spaces: Vec<i64>,
-    generations: Vec<i64>,
-    times: Vec<i64>,
-    metas: Vec<&'a [u8]>,
-    keys: Vec<Vec<u8>>,
-}
-
-/// What a group writes.
-#[derive(Default)]
-struct GroupRows<'a> {
-    /// Keys that had a version before the group, and at which generation that ends.
-    overwritten: Vec<&'a [u8]>,
-    until: Vec<i64>,
-    /// Versions that the group itself overwrites.
-    between: Versions<'a>,
-    present: Versions<'a>,
-    commits: Commits<'a>,
-}
-
-impl<'a> GroupRows<'a> {
-    fn of(applied: &'a [Committed]) -> GroupRows<'a> {
-        let mut newest: BTreeMap<&[u8], Columns<'_>> = BTreeMap::new();
-        let mut rows = GroupRows::default();
-        for committed in applied {
-            let (generation, time) = (committed.generation.0 as i64, committed.time.0 as i64);
-            let mut touched: BTreeMap<SpaceId, Vec<u8>> = BTreeMap::new();
-            for change in &committed.changes {
-                let key = change.key.encoded();
-                let columns = (change.rev.0 as i64, generation, time, change.value.as_deref());
-                match newest.insert(key, columns) {
-                    Some(before) => rows.between.push(key, before, generation),
-                    None if change.rev.0 > 1 => {
-                        rows.overwritten.push(key);
-                        rows.until.push(generation);
-                    }
-                    // Nothing is stored under the key.
-                    None => {}
-                }
-                put_string(touched.entry(change.key.space()).or_default(), key);
-            }
-            for (space, touched) in touched {
-                rows.commits.spaces.push(i64::from(space.0));
-                rows.commits.generations.push(generation);
-                rows.commits.times.push(time);
-                rows.commits.metas.push(&committed.meta[..]);
-                rows.commits.keys.push(touched);
-            }
-        }
-        newest.into_iter().for_each(|(key, columns)| rows.present.push(key, columns, 0));
-        rows
-    }
-}
-
-/// In which transaction a group is written.
-pub(super) struct Scope<'a> {
-    /// The id of the writer, and the number of the transaction.
-    pub(super) writer: (Uuid, i64),
-    /// The name of the user's transaction.
-    pub(super) own: Option<&'a str>,
-    /// What was not read in this transaction.
-    pub(super) versions: &'a Guessed,
-}
-
-/// Writes what is decided, or nothing if the head or a guessed version has changed. Gives whether it was written.
-pub(super) async fn write(
-    shared: &Shared,
-    link: &Link,
-    sql: &Sql,
-    decided: &DecidedGroup,
-    Scope { writer: (writer, number), own, versions }: Scope<'_>,
-) -> Answered<bool> {
-    let GroupRows { overwritten, until: ends, between, present, commits } = GroupRows::of(&decided.applied);
-    let (before, after) = (decided.before, decided.after);
-    let (generation, time) = (signed(after.generation), after.time.0 as i64);
-    let (expected, expected_time) = (signed(before.generation), before.time.0 as i64);
-    let (channel, news, guessed_keys) = (&shared.sql.channel, News::of(decided).to_text(), versions.encoded());
-    let Versions { keys: past, generations: from, revs: past_revs, times: past_times, values: past_values, until } =
-        &between;
-    let Versions { keys: all, revs, generations: made, times: at, values, .. } = &present;
-    let params: [Param<'_>; 31] = [
-        &overwritten,
-        &ends,
-        past,
-        from,
-        past_revs,
-        past_times,
-        past_values,
-        until,
-        all,
-        revs,
-        made,
-        at,
-        values,
-        &commits.spaces,
-        &commits.generations,
-        &commits.times,
-        &commits.metas,
-        &commits.keys,
-        &generation,
-        &time,
-        &after.declared,
-        &writer,
-        &number,
-        channel,
-        &news,
-        &shared.process,
-        &expected,
-        &expected_time,
-        &guessed_keys,
-        &versions.generations,
-        &own,
-    ];
-    Ok(!link.query(sql, &params).await?.is_empty())
+    DecidedGroup { answers, applied, before, after, declared, moves: false }
 }

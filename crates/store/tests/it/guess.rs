@@ -13,13 +13,13 @@ use crate::postgres::options;
 use crate::server::Server;
 use crate::wire::Wire;
 
-async fn admin(server: &Server) -> Client {
+pub(crate) async fn admin(server: &Server) -> Client {
     let (client, connection) = connect(&server.url, NoTls).await.unwrap();
     tokio::spawn(connection);
     client
 }
 
-async fn apply(store: &Store, commit: Commit) -> Receipt {
+pub(crate) async fn apply(store: &Store, commit: Commit) -> Receipt {
     store.commit(commit).await.unwrap().applied().unwrap()
 }
 

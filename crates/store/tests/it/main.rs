@@ -18,6 +18,7 @@ mod kill;
 mod ledger;
 mod lost;
 mod model;
+mod moving;
 mod net;
 mod own;
 mod postgres;

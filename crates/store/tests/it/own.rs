@@ -170,7 +170,8 @@ async fn a_store_of_an_older_program_gets_its_outbox() {
     store.close().await.unwrap();
     let older = format!(
         "DROP TABLE {schema}.outbox; DROP SEQUENCE {schema}.outbox_positions;
-         DROP FUNCTION {schema}.outbox_numbered(); UPDATE {schema}.store SET version = 1"
+         DROP FUNCTION {schema}.outbox_numbered(); UPDATE {schema}.store SET version = 1;
+         ALTER TABLE {schema}.writers DROP COLUMN generation, DROP COLUMN time_us"
     );
     client.batch_execute(&older).await.unwrap();
     let store = options("older").connect(&server.url).await.unwrap();
@@ -180,4 +181,8 @@ async fn a_store_of_an_older_program_gets_its_outbox() {
     let due = postgres.outbox_due(&[3], 0, 10).await.unwrap();
     assert_eq!((due.len(), due[0].id, due[0].kind.as_str()), (1, Uuid::from_u128(1), "k"));
     assert_eq!(postgres.outbox_due(&[4], 0, 10).await.unwrap(), []);
+    let space = store.space(SpaceSpec::new("a")).await.unwrap();
+    for _ in 0..3 {
+        store.commit(Commit::new().put(&space.key("k"), "1")).await.unwrap().applied().unwrap();
+    }
 }
