@@ -100,7 +100,7 @@ impl Table {
     pub(crate) async fn read(service: &Service, lock: &LockName) -> Result<Table> {
         let key = service.spaces.head(lock);
         // The rev of a deleted head counts, too.
-        let newest = service.node.store.view().await?.history(&key, 1).await?.into_iter().next();
+        let newest = service.node.store.newest(&key).await?;
         let next = newest.as_ref().map_or(0, |newest| newest.rev.0) + 1;
         let rev = newest.as_ref().filter(|newest| newest.value.is_some()).map(|newest| newest.rev);
         let head = match newest.and_then(|newest| newest.value) {

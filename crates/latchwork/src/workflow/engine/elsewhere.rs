@@ -222,7 +222,7 @@ impl EngineInner {
 
     /// A commit without an answer may have landed: the callers on other nodes, and those that are heard of later, look
     /// at what there is.
-    pub(crate) async fn doubt_told(&self) -> Result<()> {
+    pub(crate) async fn tell_again(&self) -> Result<()> {
         if self.node.is_shared() {
             self.untold.fetch_max(self.store.generation().await?.0, Ordering::SeqCst);
             self.remote.lock().iter().for_each(|id| drop(self.news.send(id.clone())));

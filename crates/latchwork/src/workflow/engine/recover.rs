@@ -258,7 +258,7 @@ impl EngineInner {
         self.removals.look_again();
         self.scheduling.alarms.look_again();
         self.tell_all();
-        self.doubt_told().await?;
+        self.tell_again().await?;
         self.locks.listen_again().await?;
         self.admissions.look_at_all().await?;
         for shard in self.node.owned() {

@@ -178,8 +178,8 @@ impl Run {
         part = boarded.closed.iter().fold(part, Part::delete);
         boarded.beside = state.beside.take();
         part = boarded.beside.add_to(part, &self.kept());
-        let rests = boarded.after.as_ref().is_some_and(|(after, _)| after.status.is_terminal());
-        if boarded.publishes || boarded.beside.has_events() || rests || boarded.succeeded.is_some() {
+        let ends = boarded.after.as_ref().is_some_and(|(after, _)| after.status.is_terminal());
+        if boarded.publishes || boarded.beside.has_events() || ends || boarded.succeeded.is_some() {
             (part, boarded.is_told) = self.engine.with_news(part, &self.id);
         }
         boarded.flight = state.journal.fly(&boarded.pending);

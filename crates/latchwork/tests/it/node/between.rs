@@ -14,7 +14,7 @@ use latchwork::workflow::{
 };
 use parking_lot::Mutex;
 
-use super::held::{Fate, memory, space, spaces, store_of, writes_into};
+use super::held::{Fate, HeldBackend, memory, space, spaces, store_of, writes_into};
 use super::*;
 use crate::claim::kit::{INVOICES, Seen, invoices_with};
 
@@ -23,6 +23,21 @@ const LONG: Duration = Duration::from_secs(30);
 
 pub(super) fn calm(store: &Store, name: &str) -> EngineBuilder {
     Engine::on(store).node(NodeOptions::new().name(name).lease(LONG))
+}
+
+/// Nodes on one store: the owner of all shards, and one that owns none. With the stores of both.
+pub(super) async fn owner_and(
+    name: &str,
+    of_owner: &Workflow<u64, u64>,
+    of_other: &Workflow<u64, u64>,
+) -> [(Engine, Store, Arc<HeldBackend>); 2] {
+    let memory = memory();
+    let ((one, first), (two, second)) = (store_of(&memory).await, store_of(&memory).await);
+    let owner = calm(&one, "owner").register(of_owner).start().await.unwrap();
+    let other = calm(&two, name).register(of_other).start().await.unwrap();
+    Nodes::on(&one).drain(name, true).await.unwrap();
+    until(&one, "the owner owns all", |nodes| shares(nodes) == [0, 64]).await;
+    [(owner, one, first), (other, two, second)]
 }
 
 /// Gives every shard's record another rev, as if the shard had moved away and back, except for the shard of one
@@ -331,13 +346,8 @@ fn sum() -> Workflow<u64, u64> {
 /// and the host does not know that yet.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_execution_that_is_lent_again_before_its_last_stay_has_ended_does_not_get_stuck() {
-    let memory = memory();
-    let ((one, _), (two, held)) = (store_of(&memory).await, store_of(&memory).await);
     let sum = sum();
-    let owner = calm(&one, "owner").register(&waits()).start().await.unwrap();
-    let host = calm(&two, "host").register(&sum).start().await.unwrap();
-    Nodes::on(&one).drain("host", true).await.unwrap();
-    until(&one, "the owner owns all", |nodes| shares(nodes) == [0, 64]).await;
+    let [(owner, one, _), (host, _, held)] = owner_and("host", &waits(), &sum).await;
     let records = spaces(&one, &["workflow.executions"]).await;
     host.start(&sum, 5).id("s").await.unwrap();
     for round in 0..5 {
@@ -368,25 +378,15 @@ async fn an_execution_that_is_lent_again_before_its_last_stay_has_ended_does_not
 /// callers are not told that no node can run it before it has to run.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_execution_that_waits_does_not_have_to_run_because_its_host_has_left() {
-    let memory = memory();
-    let ((one, of_owner), (two, of_host)) = (store_of(&memory).await, store_of(&memory).await);
     let sum = sum();
-    let owner = calm(&one, "owner").register(&waits()).start().await.unwrap();
-    let host = calm(&two, "host").register(&sum).start().await.unwrap();
-    Nodes::on(&one).drain("host", true).await.unwrap();
-    until(&one, "the owner owns all", |nodes| shares(nodes) == [0, 64]).await;
+    let [(owner, one, of_owner), (host, _, of_host)] = owner_and("host", &waits(), &sum).await;
     let records = spaces(&one, &["workflow.executions"]).await;
     host.start(&sum, 1).id("s").await.unwrap();
     // The owner has lent it when the host wants to store that it waits.
-    let (wants, mut wanted) = tokio::sync::watch::channel(false);
-    of_host.rule(move |commit| {
-        let is_it = writes_into(commit, &records);
-        wants.send_if_modified(|wants| is_it && !std::mem::replace(wants, true));
-        if is_it { Fate::Waits } else { Fate::Lands }
-    });
+    let wanted = of_host.rule_for(Fate::Waits, move |commit| writes_into(commit, &records));
     let caller = owner.handle(&sum, "s");
     let waiting = tokio::spawn(async move { caller.result().await });
-    in_time(wanted.wait_for(|wanted| *wanted)).await.unwrap();
+    in_time(wanted).await;
     of_owner.hears(false);
     of_host.rule(|_| Fate::Lands);
     in_time(async {

@@ -83,6 +83,23 @@ impl HeldBackend {
         self.rule.send_replace(Arc::new(rule));
     }
 
+    /// What happens to commits of a kind; all others land. The future is ready after the first of that kind has come.
+    pub(super) fn rule_for(
+        &self,
+        fate: Fate,
+        is_it: impl Fn(&Commit) -> bool + Send + Sync + 'static,
+    ) -> futures_util::future::BoxFuture<'static, ()> {
+        let (comes, mut came) = watch::channel(false);
+        self.rule(move |commit| {
+            let is_it = is_it(commit);
+            comes.send_if_modified(|comes| is_it && !std::mem::replace(comes, true));
+            if is_it { fate } else { Fate::Lands }
+        });
+        Box::pin(async move {
+            assert!(came.wait_for(|came| *came).await.is_ok(), "the rule was replaced before such a commit");
+        })
+    }
+
     /// Whether the node can read.
     pub(super) fn reads(&self, reads: bool) {
         self.reads.send_replace(reads);

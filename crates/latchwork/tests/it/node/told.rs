@@ -8,7 +8,7 @@ use latchwork::store::{Commit, SpaceId};
 use latchwork::workflow::{Queue, Status};
 use parking_lot::Mutex;
 
-use super::between::calm;
+use super::between::{calm, owner_and};
 use super::held::{Fate, HeldBackend, memory, space, spaces, store_of, writes_into};
 use super::*;
 
@@ -26,17 +26,6 @@ fn sums() -> Workflow<u64, u64> {
             }
         }
     })
-}
-
-/// Nodes on one store: the owner of all shards, and one that owns none. With the stores of both.
-async fn owner_and_other(workflow: &Workflow<u64, u64>) -> [(Engine, Store, Arc<HeldBackend>); 2] {
-    let memory = memory();
-    let ((one, of_owner), (two, of_other)) = (store_of(&memory).await, store_of(&memory).await);
-    let owner = calm(&one, "owner").register(workflow).start().await.unwrap();
-    let other = calm(&two, "other").register(workflow).start().await.unwrap();
-    Nodes::on(&one).drain("other", true).await.unwrap();
-    until(&one, "the owner owns all", |nodes| shares(nodes) == [0, 64]).await;
-    [(owner, one, of_owner), (other, two, of_other)]
 }
 
 /// What the tests below look for in commits: the spaces of messages and answers, of notices, and of removals.
@@ -69,7 +58,7 @@ impl Sought {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_update_between_nodes_is_two_commits_and_an_end_tells_of_itself() {
     let sums = sums();
-    let [(_owner, store, of_owner), (other, _, of_other)] = owner_and_other(&sums).await;
+    let [(_owner, store, of_owner), (other, _, of_other)] = owner_and("other", &sums, &sums).await;
     let handle = other.start(&sums, 0).id("s").await.unwrap();
     // The owner knows of a caller on the other node from here on.
     assert_eq!(in_time(handle.update::<u64>("add", &1_u64).into_future()).await.unwrap(), 1);
@@ -108,20 +97,16 @@ async fn an_update_between_nodes_is_two_commits_and_an_end_tells_of_itself() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_is_told_to_a_caller_that_is_heard_of_later() {
     let sums = sums();
-    let [(owner, store, of_owner), (other, _, of_other)] = owner_and_other(&sums).await;
+    let [(owner, store, of_owner), (other, _, of_other)] = owner_and("other", &sums, &sums).await;
     let handle = other.start(&sums, 0).id("s").await.unwrap();
     // The owner runs it.
     assert_eq!(in_time(owner.update::<u64>("s", "add", &0_u64).into_future()).await.unwrap(), 0);
     let sought = Sought::of(&store).await;
-    let (sends, mut sent) = tokio::sync::watch::channel(false);
-    of_other.rule(move |commit| {
-        sends.send_if_modified(|sends| writes_into(commit, &[sought.kept]) && !std::mem::replace(sends, true));
-        Fate::Lands
-    });
+    let sent = of_other.rule_for(Fate::Lands, move |commit| writes_into(commit, &[sought.kept]));
     of_owner.hears(false);
     of_owner.rule(move |commit| if sought.has_answer(commit) { Fate::Waits } else { Fate::Lands });
     let asked = tokio::spawn(handle.update::<u64>("add", &1_u64).into_future());
-    in_time(sent.wait_for(|sent| *sent)).await.unwrap();
+    in_time(sent).await;
     tokio::time::sleep(Duration::from_millis(100)).await;
     // An update of the owner's own makes it look for all of them.
     let own = tokio::spawn(owner.update::<u64>("s", "add", &0_u64).into_future());
@@ -143,21 +128,16 @@ async fn an_end_whose_commit_had_no_answer_is_told_to_a_caller_that_is_heard_of_
         ctx.sleep(Duration::from_millis(400)).await?;
         Ok(n + more)
     });
-    let [(owner, store, of_owner), (other, ..)] = owner_and_other(&slow).await;
+    let [(owner, store, of_owner), (other, ..)] = owner_and("other", &slow, &slow).await;
     let handle = other.start(&slow, 1).id("s").await.unwrap();
     let removals = space(&store, "workflow.removals").await.key("").space();
-    let (ends, mut ended) = tokio::sync::watch::channel(false);
-    of_owner.rule(move |commit| {
-        let is_end = writes_into(commit, &[removals]);
-        ends.send_if_modified(|ends| is_end && !std::mem::replace(ends, true));
-        if is_end { Fate::AnswerIsLost } else { Fate::Lands }
-    });
+    let ended = of_owner.rule_for(Fate::AnswerIsLost, move |commit| writes_into(commit, &[removals]));
     owner.signal("s", "go", &1_u64).await.unwrap();
     // The receipt is stored before the caller listens, and the end after that.
     tokio::time::sleep(Duration::from_millis(150)).await;
     of_owner.hears(false);
     let result = tokio::spawn(handle.result());
-    in_time(ended.wait_for(|ended| *ended)).await.unwrap();
+    in_time(ended).await;
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert!(!result.is_finished(), "the caller was told by mistake");
     of_owner.hears(true);
@@ -168,7 +148,7 @@ async fn an_end_whose_commit_had_no_answer_is_told_to_a_caller_that_is_heard_of_
 #[tokio::test(flavor = "multi_thread")]
 async fn an_update_reaches_an_execution_that_goes_to_wait_meanwhile() {
     let sums = sums();
-    let [(owner, store, _), (other, _, of_other)] = owner_and_other(&sums).await;
+    let [(owner, store, _), (other, _, of_other)] = owner_and("other", &sums, &sums).await;
     let kept = spaces(&store, &["workflow.kept"]).await;
     let handle = other.start(&sums, 0).id("s").await.unwrap();
     for number in 1..10 {
