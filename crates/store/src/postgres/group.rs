@@ -1,7 +1,6 @@
 //! What a group of commits writes, as the columns of one statement.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use tokio_postgres::Row;
 
@@ -104,8 +103,8 @@ pub(super) struct Scope<'a> {
     pub(super) name: Option<&'a str>,
     /// What was not read in this transaction.
     pub(super) versions: &'a Guessed,
-    /// How long after its beginning the transaction may still land.
-    pub(super) limit: Option<Duration>,
+    /// Until when the group may land, by the clock of the server, in seconds.
+    pub(super) deadline: Option<f64>,
 }
 
 /// Writes what is decided, or nothing if the head or a guessed version has changed. Gives a row if it was written.
@@ -114,7 +113,7 @@ pub(super) async fn write(
     link: &Link,
     sql: &Sql,
     decided: &DecidedGroup,
-    Scope { writer: (writer, number), name, versions, limit }: Scope<'_>,
+    Scope { writer: (writer, number), name, versions, deadline }: Scope<'_>,
 ) -> Answered<Vec<Row>> {
     let GroupRows { overwritten, until: ends, between, present, commits } = GroupRows::of(&decided.applied);
     let (before, after) = (decided.before, decided.after);
@@ -124,7 +123,6 @@ pub(super) async fn write(
     let Versions { keys: past, generations: from, revs: past_revs, times: past_times, values: past_values, until } =
         &between;
     let Versions { keys: all, revs, generations: made, times: at, values, .. } = &present;
-    let limit = limit.map(|limit| limit.as_secs_f64());
     let params: [Param<'_>; 32] = [
         &overwritten,
         &ends,
@@ -157,7 +155,7 @@ pub(super) async fn write(
         &guessed_keys,
         &versions.revs,
         &name,
-        &limit,
+        &deadline,
     ];
     link.query(sql, &params).await
 }

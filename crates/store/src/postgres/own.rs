@@ -436,7 +436,7 @@ impl Shared {
     ) -> Result<SqlEnded> {
         let (id, number) = (slot.id, slot.number);
         let Slot { link, cleaning, plans, .. } = &mut slot;
-        let scope = Scope { writer: (id, number), name: Some(name), versions: &versions, limit: None };
+        let scope = Scope { writer: (id, number), name: Some(name), versions: &versions, deadline: None };
         let ends = format!("{USER_ENDS} {plans}");
         // Only an error of the store's own statement says something about the guess.
         let is_of_store = AtomicBool::new(false);
@@ -477,7 +477,7 @@ impl Shared {
             if decided.applied.is_empty() {
                 return link.query(&self.sql.group, &landed).await.map(drop);
             }
-            let scope = Scope { writer: (id, number), name: Some(name), versions: &versions, limit: None };
+            let scope = Scope { writer: (id, number), name: Some(name), versions: &versions, deadline: None };
             write(self, link, &self.sql.write_or_fail, decided, scope).await.map(drop)
         };
         end(link, cleaning.get_mut(), "COMMIT", written).await

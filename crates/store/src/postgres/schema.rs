@@ -160,9 +160,9 @@ macro_rules! written {
     };
 }
 
-/// 0, or an error if its transaction began longer ago than its process waits for it: the caller may have been told that
-/// the outcome is not known, and may have looked. It is evaluated when the head is locked.
-const IN_TIME: &str = "CASE WHEN clock_timestamp() > transaction_timestamp() + make_interval(secs => $32)
+/// 0, or an error if the time is over in which the group may land: later, the caller has been told that the outcome is
+/// not known, and may have looked. It is evaluated when the head is locked.
+const IN_TIME: &str = "CASE WHEN extract(epoch FROM clock_timestamp())::float8 > $32
    THEN 1 / (h.generation - h.generation) ELSE 0 END";
 
 /// How far a group has moved along, and the time of its commits then.
@@ -221,9 +221,9 @@ statements! {
         "SELECT f.space, f.generation, EXISTS (
            SELECT 1 FROM {s}.touched AS t WHERE t.space = f.space AND t.generation <= f.generation)
          FROM {s}.floors AS f";
-    /// Gives a row if the group was written, with the generation and time of its last commit.
+    /// Gives a row if the group was written, with the generation and time of its last commit, and the server's time.
     write[WRITTEN] =
-        written!(SYNC, ", generation, time_us FROM advance");
+        written!(SYNC, ", generation, time_us, extract(epoch FROM clock_timestamp())::float8 FROM advance");
     /// An error if the group was not written.
     write_or_fail[WRITTEN] =
         written!(OWN_SYNC, OR_FAIL);
@@ -245,7 +245,7 @@ statements! {
     landed(UUID) =
         "SELECT number, generation, time_us FROM {s}.writers WHERE writer = $1";
     new_id() =
-        "SELECT gen_random_uuid()";
+        "SELECT gen_random_uuid(), extract(epoch FROM clock_timestamp())::float8";
     head() =
         "SELECT generation, declared FROM {s}.head";
     /// One row: the newest version, or none, and the floor of the space, if it has one. The value of a version above

@@ -26,8 +26,8 @@ use crate::postgres::ranges::Ranges;
 use crate::postgres::read::signed;
 use crate::space::{RECEIPTS, SPACES};
 use crate::{
-    Check, Commit, Committed, ErrorKind, Generation, Key, Outcome, Range, Receipt, Result, Rev, StoreError, Timestamp,
-    Uuid, Version, Write,
+    Check, Commit, Committed, Env, ErrorKind, Generation, Key, Outcome, Range, Receipt, Result, Rev, StoreError,
+    Timestamp, Uuid, Version, Write,
 };
 
 /// How many commits share a transaction at the most, and how many bytes of them.
@@ -126,6 +126,25 @@ pub(super) struct Writer {
     /// odd number after it.
     id: Uuid,
     number: i64,
+    clock: ServerClock,
+}
+
+/// What the clock of the server showed at the latest, in seconds, when an answer came; and when that was here.
+#[derive(Clone, Copy)]
+struct ServerClock {
+    shown: f64,
+    at: Duration,
+}
+
+impl ServerClock {
+    fn read(env: &Env, row: &Row, column: usize) -> ServerClock {
+        ServerClock { shown: row.get(column), at: env.monotonic() }
+    }
+
+    /// What it shows after some time from now on, or a little less.
+    fn after(self, env: &Env, duration: Duration) -> f64 {
+        self.shown + (env.monotonic().saturating_sub(self.at) + duration).as_secs_f64()
+    }
 }
 
 /// What the commits of a group come to, if the transaction lands.
@@ -221,8 +240,9 @@ impl Writer {
     /// The id comes from the server: it must differ from that of every other writer, whatever the environment is.
     pub(super) async fn new(shared: Arc<Shared>, jobs: Waiting, link: Link) -> Result<Writer> {
         let rows = link.query(&shared.sql.new_id, &[]).await.map_err(|error| failed("read from", &error))?;
-        let id = rows.first().map(|row| row.get(0)).ok_or_else(|| StoreError::corrupt("a new id", "there is none"))?;
-        Ok(Writer { shared, jobs, link: Some(link), id, number: 0 })
+        let row = rows.first().ok_or_else(|| StoreError::corrupt("a new id", "there is none"))?;
+        let clock = ServerClock::read(&shared.env, row, 1);
+        Ok(Writer { shared, jobs, link: Some(link), id: row.get(0), number: 0, clock })
     }
 
     /// Works until the store is closed.
@@ -358,13 +378,15 @@ impl Writer {
                 }
             };
         }
-        let scope = Scope { writer, name: None, versions: &Guessed::default(), limit: None };
+        let scope = Scope { writer, name: None, versions: &Guessed::default(), deadline: None };
         let work = try_join(write(&shared, link, &shared.sql.write, &decided, scope), link.run("COMMIT"));
         match shared.in_time(link.drive(work)).await {
-            Ok(Ok((written, ()))) if written.is_empty() => {
-                Err(Trouble::Rejected(StoreError::corrupt("table head", "it was changed while it was locked")))
+            Ok(Ok((written, ()))) => {
+                let changed = || StoreError::corrupt("table head", "it was changed while it was locked");
+                let row = written.first().ok_or_else(|| Trouble::Rejected(changed()))?;
+                self.clock = ServerClock::read(&shared.env, row, 4);
+                Ok(Some(decided))
             }
-            Ok(Ok(_)) => Ok(Some(decided)),
             Ok(Err(error)) if is_refusal(&error) => {
                 self.link = None;
                 Err(trouble("write to", &error))
@@ -393,7 +415,8 @@ impl Writer {
         }
         self.number += 2;
         let (writer, name) = ((self.id, self.number), moves.then(|| self.number.to_string()));
-        let scope = Scope { writer, name: name.as_deref(), versions: &versions, limit: Some(shared.limit() / 2) };
+        let deadline = self.clock.after(&shared.env, shared.limit() / 2);
+        let scope = Scope { writer, name: name.as_deref(), versions: &versions, deadline: Some(deadline) };
         let link = self.link().await?;
         let written = write(&shared, link, &shared.sql.write, &decided, scope);
         let (keys, of_receipts) = (versions.encoded(), Range::of_space(RECEIPTS));
@@ -425,7 +448,8 @@ impl Writer {
                 return Err(Trouble::Unknown(error, decided));
             }
         };
-        if let Some(after) = written.first().and_then(|row| Last::of(row, 2)) {
+        if let Some((row, after)) = written.first().and_then(|row| Some((row, Last::of(row, 2)?))) {
+            self.clock = ServerClock::read(&shared.env, row, 4);
             shared.known.lock().guessed_right(moves);
             return Ok(Guessing::Decided(decided.landed(after)));
         }
