@@ -310,7 +310,7 @@ async fn a_group_that_moves_along_is_told_as_it_landed_when_connections_are_cut(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_group_whose_process_has_given_up_does_not_land() {
     let server = Server::start();
-    let opened = |patience| options("given_up").patience(Duration::from_secs(patience)).without_upkeep();
+    let opened = |patience| options("outwaited").patience(Duration::from_secs(patience)).without_upkeep();
     let first = opened(1).connect(&server.url).await.unwrap();
     let second = opened(60).connect(&server.url).await.unwrap();
     let space = first.space(SpaceSpec::new("a")).await.unwrap();
