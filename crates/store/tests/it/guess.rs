@@ -238,6 +238,23 @@ async fn a_repeatable_transaction_leaves_its_connection_clean() {
     own.roll_back().await;
 }
 
+/// A commit of a new key is told not to have landed, and then reaches the server.
+pub(crate) async fn arrive_late(server: &Server, wire: &Wire, store: &Store, key: &Key) {
+    let (client, schema) = (admin(server).await, store.postgres().unwrap().schema().to_string());
+    // What is sent again is refused. What arrives late would not be.
+    let refuse = format!(
+        "CREATE FUNCTION {schema}.refuses() RETURNS trigger LANGUAGE plpgsql AS
+           $$ BEGIN RAISE EXCEPTION 'not now'; END $$;
+         CREATE TRIGGER refuses BEFORE INSERT ON {schema}.current EXECUTE FUNCTION {schema}.refuses()"
+    );
+    client.batch_execute(&refuse).await.unwrap();
+    wire.hold_next();
+    let failed = store.commit(Commit::new().absent(key).put(key, "1")).await.unwrap_err();
+    assert!(matches!(failed, StoreError::Server { .. }) && failed.to_string().contains("not now"), "{failed}");
+    client.batch_execute(&format!("DROP TRIGGER refuses ON {schema}.current")).await.unwrap();
+    wire.release().await;
+}
+
 /// The statement of a commit reaches the server after its connection was given up, after its outcome was looked up, and
 /// after its caller was told that it has not landed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -246,25 +263,13 @@ async fn a_commit_that_arrives_late_writes_nothing() {
     let wire = Wire::to(&server, 1).await;
     let store = options("late").without_upkeep().connect(&wire.url).await.unwrap();
     let space = store.space(SpaceSpec::new("a")).await.unwrap();
-    let (key, schema) = (space.key("k"), store.postgres().unwrap().schema().to_string());
+    let key = space.key("k");
     apply(&store, Commit::new().put(&space.key("own"), "1")).await;
     let last = apply(&store, Commit::new().put(&space.key("own"), "2")).await;
-    // What is sent again is refused. What arrives late would not be.
-    let client = admin(&server).await;
-    let refuse = format!(
-        "CREATE FUNCTION {schema}.refuses() RETURNS trigger LANGUAGE plpgsql AS
-           $$ BEGIN RAISE EXCEPTION 'not now'; END $$;
-         CREATE TRIGGER refuses BEFORE INSERT ON {schema}.current EXECUTE FUNCTION {schema}.refuses()"
-    );
-    client.batch_execute(&refuse).await.unwrap();
-    wire.hold_next();
-    let failed = store.commit(Commit::new().absent(&key).put(&key, "1")).await.unwrap_err();
-    assert!(matches!(failed, StoreError::Server { .. }) && failed.to_string().contains("not now"), "{failed}");
-    client.batch_execute(&format!("DROP TRIGGER refuses ON {schema}.current")).await.unwrap();
-    wire.release().await;
+    arrive_late(&server, &wire, &store, &key).await;
     let fresh = options("late").without_upkeep().connect(&server.url).await.unwrap();
     assert_eq!(fresh.generation().await.unwrap(), last.generation);
-    assert!(fresh.view().await.unwrap().get(&key).await.unwrap().is_none());
+    assert!(fresh.get(&key).await.unwrap().is_none());
 }
 
 /// The same for the end of a transaction of the user's own: its SQL has run, and is held open by the server.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use latchwork_store::tokio_postgres::Client;
 use latchwork_store::*;
 
-use crate::guess::{admin, apply};
+use crate::guess::{admin, apply, arrive_late};
 use crate::postgres::options;
 use crate::power_loss::number;
 use crate::server::Server;
@@ -105,7 +105,7 @@ async fn a_group_that_moves_along_is_stored_as_its_receipts_say() {
     assert!(pair.moved().await > before, "they have moved along");
     let receipts = [&one, &two, &three];
     let generations = receipts.map(|receipt| receipt.generation.0 - last.generation.0);
-    assert_eq!(generations, [1, 2, 3], "the head that was found counts, not the one that was known");
+    assert_eq!(generations, [1, 2, 3], "the head that was found counts, not the known head");
     assert!(receipts.iter().all(|receipt| receipt.time >= last.time), "time does not go back");
     let fresh = first.view().await.unwrap();
     let found = fresh.history(&a, 3).await.unwrap();
@@ -222,24 +222,13 @@ async fn a_group_that_moves_along_and_arrives_late_writes_nothing() {
     let first = options("late_along").without_upkeep().connect(&wire.url).await.unwrap();
     let second = options("late_along").without_upkeep().connect(&server.url).await.unwrap();
     let space = first.space(SpaceSpec::new("a")).await.unwrap();
-    let (key, schema) = (space.key("k"), first.postgres().unwrap().schema().to_string());
-    let client = admin(&server).await;
+    let key = space.key("k");
     move_along(&first, &second, &space).await;
     let last = apply(&second, Commit::new().put(&space.key("other"), "1")).await;
-    let refuse = format!(
-        "CREATE FUNCTION {schema}.refuses() RETURNS trigger LANGUAGE plpgsql AS
-           $$ BEGIN RAISE EXCEPTION 'not now'; END $$;
-         CREATE TRIGGER refuses BEFORE INSERT ON {schema}.current EXECUTE FUNCTION {schema}.refuses()"
-    );
-    client.batch_execute(&refuse).await.unwrap();
-    wire.hold_next();
-    let failed = first.commit(Commit::new().absent(&key).put(&key, "1")).await.unwrap_err();
-    assert!(matches!(failed, StoreError::Server { .. }) && failed.to_string().contains("not now"), "{failed}");
-    client.batch_execute(&format!("DROP TRIGGER refuses ON {schema}.current")).await.unwrap();
-    wire.release().await;
+    arrive_late(&server, &wire, &first, &key).await;
     let fresh = options("late_along").without_upkeep().connect(&server.url).await.unwrap();
     assert_eq!(fresh.generation().await.unwrap(), last.generation);
-    assert!(fresh.view().await.unwrap().get(&key).await.unwrap().is_none());
+    assert!(fresh.get(&key).await.unwrap().is_none());
     // The writer goes on with numbers above the one that was given up.
     apply(&first, Commit::new().absent(&key).put(&key, "1")).await;
 }
