@@ -48,8 +48,9 @@ pub trait Backend: Send + Sync + 'static {
     /// Fails with [`crate::StoreError::HistoryDropped`] if some of them are no longer kept.
     fn changes(&self, range: Range, after: Generation, limit: usize) -> Answer<'_, Changes>;
 
-    /// Resolves to the latest generation once it is larger than `than`.
-    fn newer(&self, than: Generation) -> Answer<'_, Generation>;
+    /// Resolves to the latest generation once it is larger than `than`. The caller waits for changes of `space`: a
+    /// backend may be late with generations that do not touch it.
+    fn newer(&self, than: Generation, space: SpaceId) -> Answer<'_, Generation>;
 
     /// Finds the newest commit that is not later than `time`: the newest generation of the store, or the newest one
     /// that touched one of `spaces` above its floor. [`generation_at`] turns the answer into a generation.

@@ -51,6 +51,15 @@ struct NewestInMemory<'a> {
 }
 
 impl MemoryBackend {
+    /// Resolves to the latest generation once it is larger than `than`.
+    fn later(&self, than: Generation) -> Answer<'_, Generation> {
+        let receiver = self.latest.lock().as_ref().map(watch::Sender::subscribe);
+        Box::pin(async move {
+            let mut receiver = receiver.ok_or(StoreError::Closed)?;
+            receiver.wait_for(|latest| *latest > than).await.map(|latest| *latest).map_err(|_| StoreError::Closed)
+        })
+    }
+
     /// An empty store.
     ///
     /// ```
@@ -308,12 +317,8 @@ impl Backend for MemoryBackend {
         Box::pin(ready(found))
     }
 
-    fn newer(&self, than: Generation) -> Answer<'_, Generation> {
-        let receiver = self.latest.lock().as_ref().map(watch::Sender::subscribe);
-        Box::pin(async move {
-            let mut receiver = receiver.ok_or(StoreError::Closed)?;
-            receiver.wait_for(|latest| *latest > than).await.map(|latest| *latest).map_err(|_| StoreError::Closed)
-        })
+    fn newer(&self, than: Generation, _: SpaceId) -> Answer<'_, Generation> {
+        self.later(than)
     }
 
     fn before(&self, time: Timestamp, spaces: Vec<(SpaceId, Generation)>) -> Answer<'_, Before> {
@@ -322,7 +327,7 @@ impl Backend for MemoryBackend {
 
     fn pin(&self, at: Option<Generation>) -> Answer<'_, Pin> {
         let latest = || self.state().map(|state| state.generation);
-        Box::pin(self.retention.pin_at(at, latest, |than| self.newer(than)))
+        Box::pin(self.retention.pin_at(at, latest, |than| self.later(than)))
     }
 
     fn floor(&self, space: SpaceId) -> Generation {

@@ -55,7 +55,7 @@ impl Watch {
             // This process may not have heard of the newest generation yet.
             if self.has_asked || backend.latest().await? <= self.through {
                 self.has_asked = true;
-                backend.newer(self.through).await?;
+                backend.newer(self.through, self.range.space()).await?;
             }
             let changes = backend.changes(self.range.clone(), self.through, READ_AHEAD).await?;
             self.through = changes.through;

@@ -171,9 +171,9 @@ impl<G: FaultGate> Backend for Life<G> {
         self.read(move |memory| memory.changes(range, after, limit))
     }
 
-    fn newer(&self, than: Generation) -> Answer<'_, Generation> {
+    fn newer(&self, than: Generation, space: SpaceId) -> Answer<'_, Generation> {
         Box::pin(async move {
-            let newer = self.memory.newer(than).await?;
+            let newer = self.memory.newer(than, space).await?;
             self.gate.pass().await?;
             Ok(newer)
         })

@@ -501,7 +501,7 @@ impl Backend for FileBackend {
         Box::pin(ready(changes))
     }
 
-    fn newer(&self, than: Generation) -> Answer<'_, Generation> {
+    fn newer(&self, than: Generation, _: SpaceId) -> Answer<'_, Generation> {
         Box::pin(self.writer().newer(than))
     }
 

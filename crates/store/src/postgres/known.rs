@@ -67,10 +67,10 @@ impl Pause {
 
 /// A set of spaces. It may hold more spaces than were added.
 #[derive(Clone, Copy, Default)]
-struct Spaces(u64);
+pub(super) struct Spaces(u64);
 
 impl Spaces {
-    fn of(space: SpaceId) -> Spaces {
+    pub(super) fn of(space: SpaceId) -> Spaces {
         Spaces(1 << (space.0 % u64::BITS))
     }
 
@@ -78,7 +78,25 @@ impl Spaces {
         Spaces(committed.changes.iter().fold(0, |all, change| all | Spaces::of(change.key.space()).0))
     }
 
-    fn may_hold(self, space: SpaceId) -> bool {
+    /// What the commits of a group touch.
+    pub(super) fn touched_by_group(group: &DecidedGroup) -> Spaces {
+        Spaces(group.applied.iter().fold(0, |all, committed| all | Spaces::touched_by(committed).0))
+    }
+
+    pub(super) fn add(&mut self, others: Spaces) {
+        self.0 |= others.0;
+    }
+
+    pub(super) fn and(self, others: Spaces) -> Spaces {
+        Spaces(self.0 & others.0)
+    }
+
+    /// As a column: the same bits.
+    pub(super) fn bits(self) -> i64 {
+        self.0 as i64
+    }
+
+    pub(super) fn may_hold(self, space: SpaceId) -> bool {
         self.0 & Spaces::of(space).0 != 0
     }
 }
@@ -94,8 +112,8 @@ pub(super) struct News {
 
 impl News {
     /// The end of the payload of a notification. What comes before is known when the group is written.
-    pub(super) fn touched(group: &DecidedGroup) -> String {
-        group.applied.iter().fold(0, |all, committed| all | Spaces::touched_by(committed).0).to_string()
+    pub(super) fn touched(touched: Spaces) -> String {
+        touched.0.to_string()
     }
 
     /// Reads the payload of a notification: numbers.

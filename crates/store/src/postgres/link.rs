@@ -74,11 +74,21 @@ impl Link {
     pub(super) async fn open(address: &Address, statements: &[&Sql]) -> Result<Link, StoreError> {
         let (client, connection) = address.connect().await?;
         let driver = Driver::start(connection);
-        // All in one round trip.
-        let prepared = try_join_all(statements.iter().map(|sql| client.prepare_typed(&sql.text, sql.types))).await;
-        let prepared = prepared.map_err(|error| failed("prepare a statement on", &error))?;
-        let prepared = statements.iter().map(|sql| place(sql)).zip(prepared).collect();
-        Ok(Link { client: Arc::new(client), prepared, driver })
+        let mut link = Link { client: Arc::new(client), prepared: HashMap::new(), driver };
+        link.prepare(statements).await?;
+        Ok(link)
+    }
+
+    /// Prepares statements, all in one round trip.
+    pub(super) async fn prepare(&mut self, statements: &[&Sql]) -> Result<(), StoreError> {
+        let prepared = statements.iter().map(|sql| self.client.prepare_typed(&sql.text, sql.types));
+        let prepared = try_join_all(prepared).await.map_err(|error| failed("prepare a statement on", &error))?;
+        self.prepared.extend(statements.iter().map(|sql| place(sql)).zip(prepared));
+        Ok(())
+    }
+
+    pub(super) fn has_prepared(&self, sql: &Sql) -> bool {
+        self.prepared.contains_key(&place(sql))
     }
 
     pub(super) fn is_closed(&self) -> bool {

@@ -18,6 +18,7 @@ mod retain;
 mod schema;
 mod sql;
 mod tls;
+mod watched;
 mod writer;
 
 use std::collections::BTreeMap;
@@ -47,6 +48,7 @@ use link::{Address, Link, failed};
 use own::Slots;
 use retain::{Pins, keep};
 use schema::{AS_EXPECTED, Sql, Statements, VERSION, create, extend, plans};
+use watched::Watched;
 use writer::{Job, Jobs, Writer, key_of};
 
 /// What the tasks of a backend share.
@@ -62,6 +64,8 @@ struct Shared {
     /// How often the row of this process is renewed at least.
     pace: Duration,
     is_pooled: bool,
+    /// Whether notifications of other processes are heard here.
+    listens: bool,
     /// The connection for leases and clean-up. It is held while the row of this process is written.
     upkeep: tokio::sync::Mutex<Option<Link>>,
     /// Another process asks which views are open here.
@@ -80,6 +84,7 @@ struct Shared {
     /// With the generation of the declaration that they are from.
     rules: Mutex<BTreeMap<SpaceId, (Rules, Generation)>>,
     pins: Arc<Mutex<Pins>>,
+    watched: Mutex<Watched>,
     /// How many commits were forgotten since the tables were vacuumed last.
     forgotten: AtomicU64,
     is_vacuuming: AtomicBool,
@@ -109,6 +114,7 @@ impl Shared {
             patience: options.patience,
             pace: (options.lease / 4).min(Duration::from_secs(10)),
             is_pooled: options.is_pooled,
+            listens: options.has_upkeep && !options.is_pooled && !is_frozen,
             upkeep: tokio::sync::Mutex::default(),
             asked: Arc::default(),
             is_frozen,
@@ -121,6 +127,7 @@ impl Shared {
             closed: AtomicBool::new(false),
             rules: Mutex::new(Rules::own().map(|(space, rules)| (space, (rules, Generation(0)))).into()),
             pins: Arc::default(),
+            watched: Mutex::default(),
             forgotten: AtomicU64::new(0),
             is_vacuuming: AtomicBool::new(false),
             slots: Slots::new(options.transactions),
@@ -132,7 +139,7 @@ impl Shared {
     /// A connection of one's own.
     async fn open(&self) -> Result<Link> {
         let sql = &self.sql;
-        let often = [&sql.lock_head, &sql.heads, &sql.heads_unless, &sql.range, &sql.floors, &sql.write];
+        let often = [&sql.lock_in_turn, &sql.heads, &sql.heads_unless, &sql.range, &sql.floors, &sql.write];
         self.open_planned(&often).await
     }
 
@@ -259,8 +266,10 @@ impl Shared {
 
     /// Waits for a generation. A notification that was lost only delays: the store is asked now and then, by one of
     /// those that wait.
-    async fn newer(&self, than: Generation) -> Result<Generation> {
+    async fn newer(&self, than: Generation, space: SpaceId) -> Result<Generation> {
         let mut latest = self.latest.subscribe();
+        let wait = Wait::begin(self, space);
+        let mut is_known = wait.is_known || !self.listens;
         let poll = if self.is_pooled { Duration::from_secs(1) } else { Duration::from_secs(5) };
         loop {
             if self.is_closed() {
@@ -269,6 +278,13 @@ impl Shared {
             let seen = *latest.borrow_and_update();
             if seen > than {
                 return Ok(seen);
+            }
+            if !is_known {
+                is_known = true;
+                match self.make_watched_known().await {
+                    Err(error) if !error.is_passing() => return Err(error),
+                    _ => continue,
+                }
             }
             tokio::select! {
                 _ = latest.changed() => {}
@@ -279,6 +295,25 @@ impl Shared {
                 },
             }
         }
+    }
+}
+
+/// A watch that waits for a space.
+struct Wait<'a> {
+    shared: &'a Shared,
+    space: SpaceId,
+    is_known: bool,
+}
+
+impl Wait<'_> {
+    fn begin(shared: &Shared, space: SpaceId) -> Wait<'_> {
+        Wait { shared, space, is_known: shared.watched.lock().begin(space) }
+    }
+}
+
+impl Drop for Wait<'_> {
+    fn drop(&mut self) {
+        self.shared.watched.lock().end(self.space);
     }
 }
 
@@ -346,7 +381,8 @@ impl PostgresBackend {
     async fn connect(options: PostgresOptions, address: Address) -> Result<PostgresBackend> {
         let mut sql = Statements::of(&options.schema);
         if options.breakage.skips_lock {
-            sql.lock_head.text = sql.lock_head.text.replace(" FOR UPDATE", "");
+            let text = sql.lock_in_turn.text.replace("pg_advisory_xact_lock", "abs").replace(" FOR UPDATE OF h", "");
+            sql.lock_in_turn.text = text;
             sql.write.text = sql.write.text.replace(AS_EXPECTED, "(true OR ");
         }
         let first = Link::open(&address, &[]).await?;
@@ -364,7 +400,7 @@ impl PostgresBackend {
         if has_upkeep {
             tasks.push(tokio::spawn(keep(Arc::downgrade(&shared))).abort_handle());
         }
-        if has_upkeep && !shared.is_pooled {
+        if shared.listens {
             tasks.push(tokio::spawn(listen(Arc::downgrade(&shared))).abort_handle());
         }
         // It ends by itself, when all that was given to it is answered.
@@ -379,7 +415,11 @@ async fn prepare(link: &Link, sql: &Statements, env: &Env) -> Result<u128> {
     let error = |error: tokio_postgres::Error| failed("create the tables in", &error);
     match opened(link, sql).await? {
         Some((VERSION, identity)) => return Ok(identity),
-        Some(_) => link.run(&extend(&sql.schema)).await.map_err(error)?,
+        Some(_) => {
+            for extension in extend(&sql.schema) {
+                link.run(&extension).await.map_err(error)?;
+            }
+        }
         None => {}
     }
     // A role may have the right to use a schema without the right to create one.
@@ -462,8 +502,8 @@ impl Backend for PostgresBackend {
         Box::pin(self.shared.changes(range, after, limit))
     }
 
-    fn newer(&self, than: Generation) -> Answer<'_, Generation> {
-        Box::pin(self.shared.newer(than))
+    fn newer(&self, than: Generation, space: SpaceId) -> Answer<'_, Generation> {
+        Box::pin(self.shared.newer(than, space))
     }
 
     fn before(&self, time: Timestamp, spaces: Vec<(SpaceId, Generation)>) -> Answer<'_, Before> {

@@ -61,8 +61,8 @@ impl Backend for Frozen {
         Box::pin(self.0.changes(range, after, limit))
     }
 
-    fn newer(&self, than: Generation) -> Answer<'_, Generation> {
-        Box::pin(self.0.newer(than))
+    fn newer(&self, than: Generation, space: SpaceId) -> Answer<'_, Generation> {
+        Box::pin(self.0.newer(than, space))
     }
 
     fn before(&self, time: Timestamp, spaces: Vec<(SpaceId, Generation)>) -> Answer<'_, Before> {

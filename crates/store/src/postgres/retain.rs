@@ -20,7 +20,7 @@ use crate::{Generation, History, Key, Range, Result, SpaceId, StoreError, Timest
 /// How many commits a slice of clean-up looks at.
 const SLICE: i64 = 2000;
 
-/// How many commits are made at the most before the clean-up looks again.
+/// After so many commits, one of the processes that use the store cleans up.
 const OFTEN: u64 = 2000;
 
 /// After fewer commits than this, the clean-up waits for so many renewals of the lease.
@@ -37,13 +37,31 @@ const VACUUM: &str = "VACUUM (SKIP_LOCKED, TRUNCATE false, PARALLEL 0)";
 /// The pause after a failure.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// What this process pins, and what it knows of floors.
+/// What this process pins, and what it knows of floors and of other processes.
 #[derive(Default)]
 pub(super) struct Pins {
     local: BTreeMap<Generation, usize>,
     /// What the row of this process says.
     stored: Option<Generation>,
     floors: BTreeMap<SpaceId, Generation>,
+    place: Place,
+}
+
+/// The place of this process among those that use the store, in the order of their ids. They take turns to clean up, so
+/// that many processes do not clean up more often than one.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    others: u64,
+    rank: u64,
+}
+
+impl Place {
+    /// The generation at which it is the turn of this process next.
+    fn next_turn(self, seen: Generation) -> u64 {
+        let (next, processes) = (seen.0 / OFTEN + 1, self.others + 1);
+        let wait = (self.rank + processes - next % processes) % processes;
+        (next + wait) * OFTEN
+    }
 }
 
 /// A pin of this process. The row of the process is brought up to date in the background.
@@ -107,6 +125,19 @@ impl Shared {
         self.in_time(self.renew_on(&mut upkeep)).await?
     }
 
+    /// Tells other processes what is watched here from now on. A group that began before may not be told, so the head
+    /// is read after all such groups: those that do not hold its lock find that it has changed.
+    pub(super) async fn make_watched_known(&self) -> Result<()> {
+        let mut upkeep = self.upkeep.lock().await;
+        self.in_time(self.renew_on(&mut upkeep)).await??;
+        let Some(link) = upkeep.take() else { return Ok(()) };
+        let asked = self.in_time(link.query(&self.sql.outdate, &[])).await?;
+        let head = asked.map_err(|error| failed("write to", &error))?;
+        *upkeep = Some(link);
+        head.iter().for_each(|row| self.saw(Generation(row.get::<_, i64>(0) as u64)));
+        Ok(())
+    }
+
     /// Uses the connection that is kept for it. After a failure, the next renewal opens another one.
     async fn renew_on(&self, upkeep: &mut Option<Link>) -> Result<()> {
         let kept = upkeep.take().filter(|link| !link.is_closed());
@@ -127,6 +158,7 @@ impl Shared {
     }
 
     async fn write_row(&self, link: &Link) -> Result<()> {
+        let watched = self.watched.lock().renew();
         let (oldest, views) = {
             let (seen, mut pins) = (self.seen(), self.pins.lock());
             let oldest = pins.local.keys().next().copied().unwrap_or(seen).min(seen);
@@ -135,10 +167,17 @@ impl Shared {
             (oldest, pins.local.values().sum::<usize>() as i64)
         };
         let (process, lease, signed) = (self.process, self.lease.as_secs_f64(), signed(oldest));
-        let row: [Param<'_>; 4] = [&process, &signed, &views, &lease];
+        let bits = watched.bits();
+        let row: [Param<'_>; 5] = [&process, &signed, &views, &lease, &bits];
         let head = link.query(&self.sql.renew, &row).await.map_err(|error| failed("write to", &error))?;
-        self.pins.lock().stored = Some(oldest);
-        head.iter().for_each(|row| self.saw(Generation(row.get::<_, i64>(0) as u64)));
+        let row = head.first().ok_or_else(|| StoreError::corrupt("table head", "it has no row"))?;
+        let [latest, others, rank] = [0, 1, 2].map(|column| row.get::<_, i64>(column) as u64);
+        {
+            let mut pins = self.pins.lock();
+            (pins.stored, pins.place) = (Some(oldest), Place { others, rank });
+        }
+        self.watched.lock().renewed(watched);
+        self.saw(Generation(latest));
         Ok(())
     }
 
@@ -198,11 +237,33 @@ impl Shared {
     pub(super) async fn maintain(&self) -> Result<bool> {
         let mut upkeep = self.upkeep.lock().await;
         self.in_time(self.renew_on(&mut upkeep)).await??;
-        let Some(link) = upkeep.take() else { return Ok(true) };
+        let Some(mut link) = upkeep.take() else { return Ok(true) };
         // After a failure the connection is dropped, and its transaction with it.
+        self.in_time(self.prepare_upkeep(&mut link)).await??;
         let is_more = self.raise_and_drop(&link).await?;
         *upkeep = Some(link);
         Ok(is_more)
+    }
+
+    /// A process that cleans up once probably does so again. A process that only reads does not.
+    async fn prepare_upkeep(&self, link: &mut Link) -> Result<()> {
+        let sql = &self.sql;
+        let often = [
+            &sql.renew,
+            &sql.lock_store,
+            &sql.expire,
+            &sql.oldest,
+            &sql.scan_up,
+            &sql.raise,
+            &sql.forget_writers,
+            &sql.floors_due,
+            &sql.below,
+            &sql.drop_past,
+            &sql.forget,
+            &sql.forgettable,
+            &sql.drop_touched,
+        ];
+        if self.is_pooled || link.has_prepared(often[0]) { Ok(()) } else { link.prepare(&often).await }
     }
 
     async fn raise_and_drop(&self, link: &Link) -> Result<bool> {
@@ -364,7 +425,7 @@ pub(super) async fn keep(shared: Weak<Shared>) {
             Ok(true) => (Duration::from_millis(10), u64::MAX),
             Ok(false) => {
                 (cleaned, renewals) = if is_due { (seen, 0) } else { (cleaned, renewals + 1) };
-                (store.pace, cleaned.0 + OFTEN)
+                (store.pace, store.pins.lock().place.next_turn(seen))
             }
             Err(_) => (store.pace.min(AGAIN), u64::MAX),
         };
@@ -374,6 +435,25 @@ pub(super) async fn keep(shared: Weak<Shared>) {
             () = sleep => {}
             () = asked.notified() => {}
             _ = latest.wait_for(|latest| latest.0 >= often) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_take_turns_to_clean_up() {
+        for processes in 1..=5 {
+            let places = (0..processes).map(|rank| Place { others: processes - 1, rank });
+            for seen in [0, 1, OFTEN - 1, OFTEN, 7 * OFTEN + 3] {
+                let mut turns: Vec<u64> = places.clone().map(|place| place.next_turn(Generation(seen))).collect();
+                turns.sort_unstable();
+                let first = (seen / OFTEN + 1) * OFTEN;
+                let expected: Vec<u64> = (0..processes).map(|turn| first + turn * OFTEN).collect();
+                assert_eq!(turns, expected, "{processes} processes have seen {seen}");
+            }
         }
     }
 }

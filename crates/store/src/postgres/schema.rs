@@ -17,7 +17,7 @@ pub(super) fn plans(word: &str) -> String {
 }
 
 /// The version of the tables. A program refuses a store with a higher one.
-pub(super) const VERSION: i32 = 3;
+pub(super) const VERSION: i32 = 4;
 
 /// A statement: its text, and the types of its parameters.
 pub(super) struct Sql {
@@ -77,6 +77,9 @@ macro_rules! sync {
 /// durable, and a default that waits for more is kept; a process that is gone without a word gives its locks back.
 pub(super) const SETTINGS: &str = concat!("set_config('idle_in_transaction_session_timeout', '10s', true), ", sync!());
 
+/// The lock that writers wait for in a queue.
+const QUEUE: &str = "pg_advisory_xact_lock(hashtextextended('latchwork.head.{s}', 0))";
+
 /// The part of it that a transaction needs which is one statement.
 const SYNC: &str = sync!();
 
@@ -108,7 +111,7 @@ const WRITTEN: &[Type] = types! {(
     BYTEA_ARRAY, INT8_ARRAY, INT8_ARRAY, INT8_ARRAY, BYTEA_ARRAY,
     INT8_ARRAY, INT8_ARRAY, INT8_ARRAY, BYTEA_ARRAY, BYTEA_ARRAY,
     INT8, INT8, INT8, UUID, INT8, TEXT, TEXT, UUID,
-    INT8, INT8, BYTEA_ARRAY, INT8_ARRAY, TEXT, FLOAT8
+    INT8, INT8, BYTEA_ARRAY, INT8_ARRAY, TEXT, FLOAT8, INT8
 )};
 
 /// Everything that a group writes, if it is still [as decided](AS_DECIDED): the head, the overwritten versions, the new
@@ -126,28 +129,25 @@ macro_rules! written {
              h.generation, h.time_us
          ), kept AS (
            INSERT INTO {{s}}.past (key, generation, rev, time_us, value, until)
-           SELECT c.key, c.generation, c.rev, c.time_us, c.value, n.until + {MOVED}
-           FROM unnest($1::bytea[], $2::bigint[]) AS n (key, until) JOIN {{s}}.current AS c ON c.key = n.key
-           WHERE EXISTS (SELECT 1 FROM advance)
+           SELECT c.key, c.generation, c.rev, c.time_us, c.value, n.until + a.moved
+           FROM advance AS a, unnest($1::bytea[], $2::bigint[]) AS n (key, until)
+             JOIN {{s}}.current AS c ON c.key = n.key
            UNION ALL
-           SELECT b.key, b.generation + {MOVED}, b.rev, coalesce({AT}, b.time_us), b.value, b.until + {MOVED}
-           FROM unnest($3::bytea[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bytea[], $8::bigint[])
+           SELECT b.key, b.generation + a.moved, b.rev, coalesce(a.at, b.time_us), b.value, b.until + a.moved
+           FROM advance AS a, unnest($3::bytea[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bytea[], $8::bigint[])
              AS b (key, generation, rev, time_us, value, until)
-           WHERE EXISTS (SELECT 1 FROM advance)
          ), put AS (
            INSERT INTO {{s}}.current (key, rev, generation, time_us, value)
-           SELECT n.key, n.rev, n.generation + {MOVED}, coalesce({AT}, n.time_us), n.value
-           FROM unnest($9::bytea[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bytea[])
+           SELECT n.key, n.rev, n.generation + a.moved, coalesce(a.at, n.time_us), n.value
+           FROM advance AS a, unnest($9::bytea[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bytea[])
              AS n (key, rev, generation, time_us, value)
-           WHERE EXISTS (SELECT 1 FROM advance)
            ON CONFLICT (key) DO UPDATE SET rev = excluded.rev, generation = excluded.generation,
              time_us = excluded.time_us, value = excluded.value
          ), touch AS (
            INSERT INTO {{s}}.touched (space, generation, time_us, meta, keys)
-           SELECT t.space, t.generation + {MOVED}, coalesce({AT}, t.time_us), t.meta, t.keys
-           FROM unnest($14::bigint[], $15::bigint[], $16::bigint[], $17::bytea[], $18::bytea[])
+           SELECT t.space, t.generation + a.moved, coalesce(a.at, t.time_us), t.meta, t.keys
+           FROM advance AS a, unnest($14::bigint[], $15::bigint[], $16::bigint[], $17::bytea[], $18::bytea[])
              AS t (space, generation, time_us, meta, keys)
-           WHERE EXISTS (SELECT 1 FROM advance)
          ), landed AS (
            INSERT INTO {{s}}.writers (writer, number, seen, generation, time_us)
            SELECT $22, $23, clock_timestamp(), a.generation, a.time_us FROM advance AS a
@@ -165,13 +165,10 @@ macro_rules! written {
 const IN_TIME: &str = "CASE WHEN extract(epoch FROM clock_timestamp())::float8 > $32
    THEN 1 / (h.generation - h.generation) ELSE 0 END";
 
-/// How far a group has moved along, and the time of its commits then.
-const MOVED: &str = "(SELECT moved FROM advance)";
-const AT: &str = "(SELECT at FROM advance)";
-
-/// Other processes are notified, if there are any. One that comes later asks for the newest generation when it listens;
-/// in the worst case it polls.
-const NOTIFIED: &str = "CASE WHEN EXISTS (SELECT 1 FROM {s}.pins WHERE process <> $26) THEN pg_notify($24, (
+/// Other processes are notified, if there are any, and if one of them watches what a large group touches. One that comes
+/// later asks for the newest generation when it listens; in the worst case it polls.
+const NOTIFIED: &str = "CASE WHEN EXISTS (SELECT 1 FROM {s}.pins WHERE process <> $26
+   AND ($33::bigint IS NULL OR watched & $33 <> 0)) THEN pg_notify($24, (
    SELECT concat_ws(' ', $27 + 1 + a.moved, a.generation, a.time_us, $25::text) FROM advance AS a)) END";
 
 /// An error if a group for a transaction of the user's own was not written: a division by zero, or a logarithm of zero
@@ -188,7 +185,13 @@ statements! {
         "SELECT version, identity FROM {s}.store";
     has_schema(TEXT) =
         "SELECT 1 FROM pg_namespace WHERE nspname = $1";
-    /// Also settles what a transaction of the writer needs: see [`SETTINGS`].
+    /// Writers queue before they lock the head: the queue wakes one of them when it is its turn. A row wakes all that wait
+    /// for its lock, because the holder has changed it. The row is locked last. Also gives the transaction a name, and
+    /// settles what a transaction of the writer needs: see [`SETTINGS`].
+    lock_in_turn(TEXT) =
+        format!("WITH turn AS MATERIALIZED (SELECT {SETTINGS}, set_config('latchwork.own', $1, true), {QUEUE})
+         SELECT h.generation, h.time_us FROM turn, {{s}}.head AS h FOR UPDATE OF h");
+    /// Also settles what a transaction of the store needs.
     lock_head() =
         format!("SELECT generation, time_us, {SETTINGS} FROM {{s}}.head FOR UPDATE");
     /// Finds no row outside of the transaction of this name.
@@ -197,7 +200,7 @@ statements! {
          WHERE current_setting('latchwork.own', true) = $1 FOR UPDATE";
     /// After it, no group can land that expects the head as it was before.
     outdate() =
-        "UPDATE {s}.head SET time_us = time_us + 1";
+        "UPDATE {s}.head SET time_us = time_us + 1 RETURNING generation";
     /// After it, no group of a writer can land that moves along and has this number or a lower one. If the group with
     /// this number has landed, it does nothing. The next number is of no group.
     give_up(UUID, INT8) =
@@ -296,14 +299,17 @@ statements! {
                WHERE t.space = s.space AND t.time_us <= $1 AND t.generation > s.floor
                ORDER BY t.time_us DESC, t.generation DESC LIMIT 1) AS last)
          FROM {s}.head AS h";
-    /// The lock comes first: no process raises floors meanwhile. Gives the newest generation.
-    renew(UUID, INT8, INT8, FLOAT8) =
+    /// The lock comes first: no process raises floors meanwhile. Gives the newest generation, how many other processes
+    /// use the store, and how many of them have a smaller id.
+    renew(UUID, INT8, INT8, FLOAT8, INT8) =
         "WITH lock AS MATERIALIZED (SELECT 1 FROM {s}.store FOR SHARE)
-         INSERT INTO {s}.pins (process, oldest, views, renewed, lease)
-         SELECT $1, $2, $3, clock_timestamp(), make_interval(secs => $4) FROM lock
+         INSERT INTO {s}.pins (process, oldest, views, renewed, lease, watched)
+         SELECT $1, $2, $3, clock_timestamp(), make_interval(secs => $4), $5 FROM lock
          ON CONFLICT (process) DO UPDATE SET oldest = excluded.oldest, views = excluded.views,
-           renewed = excluded.renewed, lease = excluded.lease
-         RETURNING (SELECT generation FROM {s}.head)";
+           renewed = excluded.renewed, lease = excluded.lease, watched = excluded.watched
+         RETURNING (SELECT generation FROM {s}.head),
+           (SELECT count(*) FROM {s}.pins AS p WHERE p.process <> $1 AND p.renewed + p.lease >= clock_timestamp()),
+           (SELECT count(*) FROM {s}.pins AS p WHERE p.process < $1 AND p.renewed + p.lease >= clock_timestamp())";
     forgettable(BYTEA_ARRAY, INT8, BOOL) =
         "SELECT count(*) FROM {s}.current WHERE key = ANY($1) AND generation <= $2 AND ($3 OR value IS NULL)";
     unpin(UUID) =
@@ -408,13 +414,17 @@ pub(super) fn check_name(schema: &str) -> Result<()> {
     }
 }
 
-/// What tables of an older program lack that cannot be created beside what is there. It runs before [`create`], in a
-/// transaction of its own: running processes lock this table and others, in another order.
-pub(super) fn extend(schema: &str) -> String {
-    format!(
-        "ALTER TABLE IF EXISTS {schema}.writers ADD COLUMN IF NOT EXISTS generation bigint,
-           ADD COLUMN IF NOT EXISTS time_us bigint"
-    )
+/// What tables of an older program lack that cannot be created beside what is there. It runs before [`create`], each in
+/// a transaction of its own: running processes lock these tables and others, in another order. An older program that
+/// still runs is told of every group.
+pub(super) fn extend(schema: &str) -> [String; 2] {
+    [
+        format!(
+            "ALTER TABLE IF EXISTS {schema}.writers ADD COLUMN IF NOT EXISTS generation bigint,
+               ADD COLUMN IF NOT EXISTS time_us bigint"
+        ),
+        format!("ALTER TABLE IF EXISTS {schema}.pins ADD COLUMN IF NOT EXISTS watched bigint NOT NULL DEFAULT -1"),
+    ]
 }
 
 /// Creates the schema and its tables. It runs under an advisory lock, in one transaction.
@@ -441,7 +451,7 @@ pub(super) fn create(schema: &str, identity: &str, with_schema: bool) -> String 
          CREATE TABLE IF NOT EXISTS {schema}.floors (space bigint PRIMARY KEY, generation bigint NOT NULL);
          CREATE TABLE IF NOT EXISTS {schema}.pins (
            process uuid PRIMARY KEY, oldest bigint NOT NULL, views bigint NOT NULL, renewed timestamptz NOT NULL,
-           lease interval NOT NULL);
+           lease interval NOT NULL, watched bigint NOT NULL DEFAULT -1);
          CREATE TABLE IF NOT EXISTS {schema}.writers (
            writer uuid PRIMARY KEY, number bigint NOT NULL, seen timestamptz NOT NULL, generation bigint,
            time_us bigint);

@@ -19,7 +19,7 @@ use tokio_postgres::Row;
 
 use crate::backend::{Decision, Facts, Head, Needs, evaluate};
 use crate::postgres::Shared;
-use crate::postgres::group::{Scope, write};
+use crate::postgres::group::{MANY, Scope, write};
 use crate::postgres::known::{Guess, Guessed};
 use crate::postgres::link::{Link, Param, failed, is_passing, is_refusal};
 use crate::postgres::ranges::Ranges;
@@ -354,7 +354,7 @@ impl Writer {
         self.number += 2;
         let (shared, writer) = (self.shared.clone(), (self.id, self.number));
         let link = self.link().await?;
-        let (begin, lock) = (link.run(BEGIN), link.query(&shared.sql.lock_head, &[]));
+        let (begin, lock) = (link.run(BEGIN), link.query(&shared.sql.lock_in_turn, &[&""]));
         let (mut facts, last) = match shared.in_time(link.drive(gather(&shared, link, group, (begin, lock)))).await {
             Ok(Ok(facts)) => facts,
             Ok(Err(trouble)) => {
@@ -422,14 +422,19 @@ impl Writer {
         let (keys, of_receipts) = (versions.encoded(), Range::of_space(RECEIPTS));
         let (from, to) = (of_receipts.start(), of_receipts.end());
         let asked: [Param<'_>; 5] = [&keys, &from, &to, &writer.0, &writer.1];
+        // Of a large group, some commit is to land, whatever is found.
+        let asks_heads = group.len() < MANY;
         let written = async {
             let Some(name) = &name else { return Ok((written.await?, None)) };
-            // Without its name, the statement would do nothing outside of the transaction with the lock.
-            let begin = format!("{BEGIN}; SET LOCAL latchwork.own = '{name}'");
-            let locked = try_join(link.run(&begin), link.query(&shared.sql.lock_head, &[]));
-            let heads = link.query(&shared.sql.heads_unless, &asked);
+            // With its name, the statement does nothing outside of the transaction with the lock.
+            let name: [Param<'_>; 1] = [name];
+            let locked = try_join(link.run(BEGIN), link.query(&shared.sql.lock_in_turn, &name));
+            let heads = async {
+                let heads = link.query(&shared.sql.heads_unless, &asked);
+                if asks_heads { heads.await.map(Some) } else { Ok(None) }
+            };
             let (((), head), written, heads, ()) = try_join4(locked, written, heads, link.run("COMMIT")).await?;
-            Ok((written, Some((head, heads))))
+            Ok((written, heads.map(|heads| (head, heads))))
         };
         let (written, found) = match shared.in_time(link.drive(written)).await {
             Ok(Ok(answered)) => answered,

@@ -33,5 +33,6 @@ mod session;
 mod sharing;
 mod threads;
 mod tls;
+mod told;
 mod wire;
 mod workload;

@@ -69,12 +69,13 @@ async fn move_along(first: &Store, second: &Store, space: &Space) {
     }
 }
 
-/// The server notes for each group whether it has moved along: only such a group has a name of its own.
+/// The server notes for each group whether it has moved along: only such a group has a name of its own. It also notes how long it would wait for a process that is silent.
 async fn note_groups(client: &Client, schema: &str) {
     let note = format!(
-        "CREATE TABLE {schema}.noted (name text);
+        "CREATE TABLE {schema}.noted (name text, silent text);
          CREATE FUNCTION {schema}.notes() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-           INSERT INTO {schema}.noted VALUES (coalesce(current_setting('latchwork.own', true), ''));
+           INSERT INTO {schema}.noted VALUES (coalesce(current_setting('latchwork.own', true), ''),
+             current_setting('idle_in_transaction_session_timeout'));
            RETURN NULL; END $$;
          CREATE TRIGGER notes AFTER UPDATE ON {schema}.head FOR EACH ROW EXECUTE FUNCTION {schema}.notes()"
     );
@@ -103,6 +104,8 @@ async fn a_group_that_moves_along_is_stored_as_its_receipts_say() {
         apply(first, Commit::new().put(&a, "3").put(&b, "3")),
     );
     assert!(pair.moved().await > before, "they have moved along");
+    let asked = format!("SELECT count(*) FROM {}.noted WHERE name <> '' AND silent <> '10s'", pair.schema);
+    assert_eq!(pair.client.query_one(&asked, &[]).await.unwrap().get::<_, i64>(0), 0, "a silent process is waited for");
     let receipts = [&one, &two, &three];
     let generations = receipts.map(|receipt| receipt.generation.0 - last.generation.0);
     assert_eq!(generations, [1, 2, 3], "the head that was found counts, not the known head");

@@ -176,8 +176,8 @@ impl Backend for Remote {
         })
     }
 
-    fn newer(&self, than: Generation) -> Answer<'_, Generation> {
-        self.0.memory.newer(than)
+    fn newer(&self, than: Generation, space: SpaceId) -> Answer<'_, Generation> {
+        self.0.memory.newer(than, space)
     }
 
     fn before(&self, time: Timestamp, spaces: Vec<(SpaceId, Generation)>) -> Answer<'_, Before> {

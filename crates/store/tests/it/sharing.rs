@@ -161,6 +161,48 @@ async fn renewals_keep_their_connection() {
     assert_eq!(seen.into_iter().collect::<Vec<_>>(), before, "no connection was opened");
 }
 
+/// One of the processes that share a store cleans up after so many commits, however many processes there are.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn processes_clean_up_in_turn() {
+    let server = Server::start();
+    let client = admin(&server).await;
+    let mut stores = Vec::new();
+    for _ in 0..4 {
+        stores.push(options("turns").connect(&server.url).await.unwrap());
+    }
+    let space = stores[0].space(SpaceSpec::new("a")).await.unwrap();
+    let schema = schema("turns");
+    let note = format!(
+        "CREATE TABLE {schema}.noted (at timestamptz DEFAULT now());
+         CREATE FUNCTION {schema}.notes() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+           INSERT INTO {schema}.noted DEFAULT VALUES;
+           RETURN NULL; END $$;
+         CREATE TRIGGER notes AFTER INSERT ON {schema}.floors EXECUTE FUNCTION {schema}.notes()"
+    );
+    client.batch_execute(&note).await.unwrap();
+    // All processes know of each other. Leases are not renewed while this test runs.
+    for store in &stores {
+        while store.maintain().await.unwrap() {}
+    }
+    client.batch_execute(&format!("DELETE FROM {schema}.noted")).await.unwrap();
+    let mut writers = tokio::task::JoinSet::new();
+    // The groups are small, so all processes hear of them.
+    for writer in 0..12 {
+        let (store, key) = (stores[0].clone(), space.key(format!("{writer}")));
+        writers.spawn(async move {
+            for _ in 0..1000 {
+                store.commit(Commit::new().put(&key, "1")).await.unwrap().applied().unwrap();
+            }
+        });
+    }
+    writers.join_all().await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let asked = format!("SELECT count(*) FROM {schema}.noted");
+    let cleaned: i64 = client.query_one(&asked, &[]).await.unwrap().get(0);
+    // Six turns. A slice that has left something is followed by another one.
+    assert!((4..=14).contains(&cleaned), "{cleaned} times after 12,000 commits");
+}
+
 /// A lease that is renewed while thousands of commits wait is renewed with the next group of commits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_urgent_commit_passes_those_that_wait() {
