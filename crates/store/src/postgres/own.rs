@@ -8,6 +8,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
+use std::time::Duration;
 
 use futures_util::future::{try_join, try_join4};
 use parking_lot::Mutex;
@@ -21,7 +22,9 @@ use crate::postgres::known::Guessed;
 use crate::postgres::link::{Boxed, Link, Param, failed, is_refusal, told};
 use crate::postgres::schema::{OWN_SYNC, plans};
 use crate::postgres::sql::{SqlError, SqlTx, runs_again};
-use crate::postgres::writer::{Answered, DecidedGroup, FIRST_PAUSE, Job, LAST_PAUSE, Last, Trouble, decide, gather};
+use crate::postgres::writer::{
+    Answered, DecidedGroup, FIRST_PAUSE, Job, LAST_PAUSE, Landed, Last, ServerClock, Trouble, decide, gather,
+};
 use crate::postgres::{PostgresBackend, Shared};
 use crate::{Commit, Outcome, Receipt, Refusal, Result, Store, StoreError, Uuid};
 
@@ -60,6 +63,7 @@ pub(super) struct Slot {
     plans: String,
     id: Uuid,
     number: i64,
+    clock: ServerClock,
 }
 
 impl Slots {
@@ -175,15 +179,16 @@ impl Shared {
         let plans = plans("LOCAL");
         let is_known = !self.is_pooled && link.run(&plans).await.is_ok();
         let plans = if is_known { plans } else { String::new() };
-        let id = rows.first().map(|row| row.get(0)).ok_or_else(|| StoreError::corrupt("a new id", "there is none"))?;
+        let row = rows.first().ok_or_else(|| StoreError::corrupt("a new id", "there is none"))?;
         Ok(Slot {
             link,
             cleaning: Mutex::default(),
             statements: Mutex::default(),
             is_pooled: self.is_pooled,
             plans,
-            id,
+            id: row.get(0),
             number: 0,
+            clock: ServerClock::read(&self.env, row, 1),
         })
     }
 }
@@ -384,7 +389,7 @@ impl Shared {
             self.roll_back(slot).await;
             return self.told_own(decided);
         }
-        let (id, number) = (slot.id, slot.number);
+        let (id, number, sent) = (slot.id, slot.number, slot.clock.after(&self.env, Duration::ZERO));
         match self.in_time(self.write_own(&mut slot, name, &decided)).await {
             Ok(Ok(())) => {
                 self.slots.give_back(slot);
@@ -397,7 +402,7 @@ impl Shared {
             _ => {
                 // The server may hold the lock that the look-up waits for, as long as it sees the connection.
                 drop(slot);
-                self.look_up_own((id, number), decided).await
+                self.look_up_own((id, number, sent), decided).await
             }
         }
     }
@@ -434,7 +439,7 @@ impl Shared {
         decided: DecidedGroup,
         versions: Guessed,
     ) -> Result<SqlEnded> {
-        let (id, number) = (slot.id, slot.number);
+        let (id, number, sent) = (slot.id, slot.number, slot.clock.after(&self.env, Duration::ZERO));
         let Slot { link, cleaning, plans, .. } = &mut slot;
         let scope = Scope { writer: (id, number), name: Some(name), versions: &versions, deadline: None };
         let ends = format!("{USER_ENDS} {plans}");
@@ -452,7 +457,7 @@ impl Shared {
             Ok(Err(error)) if is_refusal(&error) => error,
             _ => {
                 drop(slot);
-                return self.look_up_own((id, number), decided).await;
+                return self.look_up_own((id, number, sent), decided).await;
             }
         };
         self.slots.give_back_after(slot, &error);
@@ -486,7 +491,7 @@ impl Shared {
     /// Looks whether a transaction has landed whose answer was lost. As long as that is not known, the caller must not
     /// run the user's SQL again, so there is no limit but the end of the store. The lock waits until the transaction
     /// has ended: it held the same lock when its last statements were sent.
-    async fn look_up_own(&self, (id, number): (Uuid, i64), decided: DecidedGroup) -> Result<SqlEnded> {
+    async fn look_up_own(&self, (id, number, sent): (Uuid, i64, f64), decided: DecidedGroup) -> Result<SqlEnded> {
         let mut pause = FIRST_PAUSE;
         loop {
             let asked = async {
@@ -498,12 +503,12 @@ impl Shared {
                     // What was sent may be executed later: it no longer finds what it was decided with.
                     let outdated = link.query(&self.sql.outdate, &[]);
                     let (_, _, landed, ()) = try_join4(begun, outdated, landed, link.run("COMMIT")).await?;
-                    Ok::<_, tokio_postgres::Error>(landed.first().map(|row| row.get::<_, i64>(0)))
+                    Ok::<_, tokio_postgres::Error>(landed.first().map(Landed::of))
                 };
                 ask.await.map_err(|error| failed("read from", &error))
             };
             match self.in_time(asked).await {
-                Ok(Ok(last)) if last == Some(number) => return self.told_own(decided),
+                Ok(Ok(Some(landed))) if landed.has(number, sent)? => return self.told_own(decided),
                 Ok(Ok(_)) => return Ok(SqlEnded::RolledBack(SqlError::Lost)),
                 Ok(Err(error)) | Err(error) if self.is_closed() => {
                     return Err(StoreError::Uncertain { cause: error.to_string().into() });

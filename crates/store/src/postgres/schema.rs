@@ -245,8 +245,10 @@ statements! {
     group(UUID, INT8) =
         "INSERT INTO {s}.writers (writer, number, seen) VALUES ($1, $2, clock_timestamp())
          ON CONFLICT (writer) DO UPDATE SET number = excluded.number, seen = excluded.seen";
+    /// One row, which also has the server's time. The rest of it is null for a writer that is not known.
     landed(UUID) =
-        "SELECT number, generation, time_us FROM {s}.writers WHERE writer = $1";
+        "SELECT w.number, w.generation, w.time_us, extract(epoch FROM clock_timestamp())::float8
+         FROM (SELECT 1) AS one LEFT JOIN {s}.writers AS w ON w.writer = $1";
     new_id() =
         "SELECT gen_random_uuid(), extract(epoch FROM clock_timestamp())::float8";
     head() =
@@ -341,6 +343,7 @@ statements! {
     estimate() =
         "SELECT coalesce(sum(greatest(reltuples, 0)), 0)::float8 FROM pg_catalog.pg_class
          WHERE oid IN ('{s}.past'::regclass, '{s}.touched'::regclass, '{s}.current'::regclass)";
+    /// An outcome that is asked for later than that is [not known](super::writer::Landed).
     forget_writers() =
         "DELETE FROM {s}.writers WHERE seen < clock_timestamp() - interval '1 day'";
     views_elsewhere(UUID) =

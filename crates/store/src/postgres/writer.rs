@@ -127,23 +127,52 @@ pub(super) struct Writer {
     id: Uuid,
     number: i64,
     clock: ServerClock,
+    /// When the last transaction was sent, by the clock of the server.
+    sent: f64,
 }
 
 /// What the clock of the server showed at the latest, in seconds, when an answer came; and when that was here.
 #[derive(Clone, Copy)]
-struct ServerClock {
+pub(super) struct ServerClock {
     shown: f64,
     at: Duration,
 }
 
 impl ServerClock {
-    fn read(env: &Env, row: &Row, column: usize) -> ServerClock {
+    pub(super) fn read(env: &Env, row: &Row, column: usize) -> ServerClock {
         ServerClock { shown: row.get(column), at: env.monotonic() }
     }
 
     /// What it shows after some time from now on, or a little less.
-    fn after(self, env: &Env, duration: Duration) -> f64 {
+    pub(super) fn after(self, env: &Env, duration: Duration) -> f64 {
         self.shown + (env.monotonic().saturating_sub(self.at) + duration).as_secs_f64()
+    }
+}
+
+/// What is known of the last transaction of a writer that has landed.
+pub(super) struct Landed {
+    number: Option<i64>,
+    last: Option<Last>,
+    /// What the server's clock shows.
+    now: f64,
+}
+
+/// For how long a writer is certainly known, in seconds: half of the time after which it is forgotten.
+const KNOWN: f64 = 12.0 * 3600.0;
+
+impl Landed {
+    pub(super) fn of(row: &Row) -> Landed {
+        Landed { number: row.get(0), last: Last::of(row, 1), now: row.get(3) }
+    }
+
+    /// Whether a transaction has landed that was sent at this time of the server. An error if that was so long ago that
+    /// the server may have forgotten it: the process was suspended.
+    pub(super) fn has(&self, number: i64, sent: f64) -> Result<bool> {
+        if self.number.is_none() && self.now - sent > KNOWN {
+            let cause = "the answer was asked for more than twelve hours later, and the server no longer knows it";
+            return Err(StoreError::Uncertain { cause: cause.into() });
+        }
+        Ok(self.number == Some(number))
     }
 }
 
@@ -242,7 +271,7 @@ impl Writer {
         let rows = link.query(&shared.sql.new_id, &[]).await.map_err(|error| failed("read from", &error))?;
         let row = rows.first().ok_or_else(|| StoreError::corrupt("a new id", "there is none"))?;
         let clock = ServerClock::read(&shared.env, row, 1);
-        Ok(Writer { shared, jobs, link: Some(link), id: row.get(0), number: 0, clock })
+        Ok(Writer { shared, jobs, link: Some(link), id: row.get(0), number: 0, clock, sent: clock.shown })
     }
 
     /// Works until the store is closed.
@@ -353,6 +382,7 @@ impl Writer {
         }
         self.number += 2;
         let (shared, writer) = (self.shared.clone(), (self.id, self.number));
+        self.sent = self.clock.after(&shared.env, Duration::ZERO);
         let link = self.link().await?;
         let (begin, lock) = (link.run(BEGIN), link.query(&shared.sql.lock_in_turn, &[&""]));
         let (mut facts, last) = match shared.in_time(link.drive(gather(&shared, link, group, (begin, lock)))).await {
@@ -415,6 +445,7 @@ impl Writer {
         }
         self.number += 2;
         let (writer, name) = ((self.id, self.number), moves.then(|| self.number.to_string()));
+        self.sent = self.clock.after(&shared.env, Duration::ZERO);
         let deadline = self.clock.after(&shared.env, shared.limit() / 2);
         let scope = Scope { writer, name: name.as_deref(), versions: &versions, deadline: Some(deadline) };
         let link = self.link().await?;
@@ -479,7 +510,7 @@ impl Writer {
     /// same lock when its last statement was sent. If it had not, the server may execute its statement later: the head
     /// is changed, and the row of the writer, so that it no longer finds what it was decided with.
     async fn look_up(&mut self, decided: DecidedGroup) -> Result<Option<DecidedGroup>, Trouble> {
-        let (shared, id, number) = (self.shared.clone(), self.id, self.number);
+        let (shared, id, number, sent) = (self.shared.clone(), self.id, self.number, self.sent);
         let link = match self.link().await {
             Ok(link) => link,
             Err(Trouble::Failed(error) | Trouble::Rejected(error) | Trouble::Unknown(error, _)) => {
@@ -493,16 +524,20 @@ impl Writer {
             let rows = link.query(&shared.sql.landed, &[&id]).await?;
             link.query(&shared.sql.give_up, &[&id, &number]).await?;
             link.run("COMMIT").await?;
-            Ok(rows.first().map(|row| (row.get::<_, i64>(0), Last::of(row, 1))))
+            Ok(rows.first().map(Landed::of))
         };
         let asked = shared.in_time(asked).await;
         let asked = asked
             .and_then(|asked: Result<_, tokio_postgres::Error>| asked.map_err(|error| failed("read from", &error)));
         match asked {
-            Ok(Some((last, after))) if last == number && !shared.breakage.sends_again => Ok(Some(match after {
-                Some(after) => decided.landed(after),
-                None => decided,
-            })),
+            Ok(Some(landed)) if !shared.breakage.sends_again => match landed.has(number, sent) {
+                Ok(true) => Ok(Some(match landed.last {
+                    Some(after) => decided.landed(after),
+                    None => decided,
+                })),
+                Ok(false) => Ok(None),
+                Err(error) => Err(Trouble::Rejected(error)),
+            },
             Ok(_) => Ok(None),
             Err(error) => {
                 self.link = None;
@@ -620,4 +655,34 @@ pub(super) fn decide(shared: &Shared, group: &[Job], facts: &mut Facts, before: 
         });
     }
     DecidedGroup { answers, applied, before, after, declared, moves: false }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A process that was suspended asks for the outcome a day later.
+    #[test]
+    fn a_writer_that_may_be_forgotten_leaves_the_outcome_open() {
+        let asked = |number, hours: f64| Landed { number, last: None, now: 1e9 + hours * 3600.0 }.has(4, 1e9);
+        assert!(matches!(asked(Some(4), 0.0), Ok(true)));
+        assert!(matches!(asked(Some(2), 0.0), Ok(false)));
+        assert!(matches!(asked(None, 11.0), Ok(false)), "it is the first transaction of the writer");
+        assert!(matches!(asked(None, 13.0), Err(StoreError::Uncertain { .. })));
+        assert!(matches!(asked(Some(4), 13.0), Ok(true)), "it has not been forgotten");
+        assert!(matches!(asked(Some(2), 100.0), Ok(false)), "the row is of an earlier transaction");
+    }
+
+    /// A caller that always has another commit does not hold up the group.
+    #[tokio::test]
+    async fn callers_that_never_end_do_not_hold_up_a_group() {
+        let (jobs, waiting) = Jobs::new();
+        tokio::spawn(async move {
+            while jobs.send(Job::alone(Commit::new())).is_ok() {
+                tokio::task::yield_now().await;
+            }
+        });
+        waiting.settle().await;
+        assert!(waiting.others.len() <= 2 * MOST_ROUNDS as usize, "{} have come", waiting.others.len());
+    }
 }

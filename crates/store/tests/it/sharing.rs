@@ -44,6 +44,53 @@ async fn a_schema_that_many_open_at_once_is_created_once() {
     assert_eq!(item.rev, Rev(8), "all of them have the same store");
 }
 
+/// A new program opens a store of an older one, which works on. Its transactions lock the tables in any order.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tables_of_an_older_program_are_extended_while_it_runs() {
+    let (server, schema) = (Server::start(), schema("extended"));
+    options("extended").connect(&server.url).await.unwrap().close().await.unwrap();
+    let make_old = format!(
+        "ALTER TABLE {schema}.writers DROP COLUMN generation, DROP COLUMN time_us;
+         ALTER TABLE {schema}.pins DROP COLUMN watched;
+         UPDATE {schema}.store SET version = 2;"
+    );
+    let client = admin(&server).await;
+    for _ in 0..5 {
+        client.batch_execute(&make_old).await.unwrap();
+        let (stop, stopped) = tokio::sync::watch::channel(false);
+        let mut old = tokio::task::JoinSet::new();
+        for number in 0..4 {
+            let (client, stopped) = (admin(&server).await, stopped.clone());
+            let land = format!(
+                "INSERT INTO {schema}.writers (writer, number, seen) VALUES (gen_random_uuid(), 2, clock_timestamp());"
+            );
+            let look = format!("SELECT count(*) FROM {schema}.pins; SELECT pg_sleep(0.002);");
+            let both = if number % 2 == 0 { [&land, &look] } else { [&look, &land] };
+            let both = format!("BEGIN; {} {} COMMIT", both[0], both[1]);
+            old.spawn(async move {
+                while !*stopped.borrow() {
+                    client.batch_execute(&both).await.unwrap();
+                }
+            });
+        }
+        let mut opened = tokio::task::JoinSet::new();
+        for _ in 0..4 {
+            let (options, url) = (options("extended"), server.url.clone());
+            opened.spawn(async move { options.connect(&url).await.unwrap() });
+        }
+        let stores = opened.join_all().await;
+        let space = stores[0].space(SpaceSpec::new("a")).await.unwrap();
+        for store in &stores {
+            store.commit(Commit::new().put(&space.key("k"), "1")).await.unwrap().applied().unwrap();
+        }
+        stop.send_replace(true);
+        old.join_all().await;
+        for store in stores {
+            store.close().await.unwrap();
+        }
+    }
+}
+
 /// Seats are taken by tasks of four processes: each counts the seats of a room, and takes one if there are fewer than
 /// five. Without the check of the range, two that counted at the same time would take the last seat.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
