@@ -254,6 +254,13 @@ impl Known {
         }
     }
 
+    /// The head was changed, without a commit.
+    pub(super) fn outdated(&mut self, last: Last) {
+        if self.last.is_some_and(|known| known.generation == last.generation) {
+            self.last = Some(last);
+        }
+    }
+
     /// A group of another process has landed, or one of this process. Notifications come in the order of generations.
     pub(super) fn heard(&mut self, News { first, last, touched }: News) {
         if self.last.is_some_and(|known| known.generation < last.generation) {

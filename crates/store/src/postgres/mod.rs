@@ -68,7 +68,8 @@ struct Shared {
     listens: bool,
     /// The connection for leases and clean-up. It is held while the row of this process is written.
     upkeep: tokio::sync::Mutex<Option<Link>>,
-    /// Another process asks which views are open here.
+    /// The row of this process is to be written: another process asks which views are open here, or a watch waits for
+    /// a space that the row does not name.
     asked: Arc<Notify>,
     /// All reads are of one transaction: a connection that is lost is not replaced.
     is_frozen: bool,
@@ -281,10 +282,7 @@ impl Shared {
             }
             if !is_known {
                 is_known = true;
-                match self.make_watched_known().await {
-                    Err(error) if !error.is_passing() => return Err(error),
-                    _ => continue,
-                }
+                self.asked.notify_one();
             }
             tokio::select! {
                 _ = latest.changed() => {}
@@ -567,8 +565,9 @@ impl Backend for PostgresBackend {
                 let _ = writer.await;
             }
             self.tasks.iter().for_each(tokio::task::AbortHandle::abort);
-            self.shared.unpin().await;
+            // The row of this process is not written after it was removed.
             self.shared.closed.store(true, Ordering::SeqCst);
+            self.shared.unpin().await;
             self.shared.slots.close();
             // Those that wait for a newer generation look again.
             self.shared.latest.send_modify(|_| {});

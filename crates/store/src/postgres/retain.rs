@@ -6,14 +6,16 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures_util::future::try_join4;
 use parking_lot::Mutex;
 use tokio_postgres::Row;
 
 use crate::backend::{Pin, Rules, generation_at};
 use crate::postgres::Shared;
+use crate::postgres::known::Spaces;
 use crate::postgres::link::{Link, Param, failed};
 use crate::postgres::read::{keys_of, signed, version_of};
-use crate::postgres::writer::BEGIN;
+use crate::postgres::writer::{BEGIN, Last};
 use crate::space::{SPACES, SpaceRecord};
 use crate::{Generation, History, Key, Range, Result, SpaceId, StoreError, Timestamp};
 
@@ -45,6 +47,8 @@ pub(super) struct Pins {
     stored: Option<Generation>,
     floors: BTreeMap<SpaceId, Generation>,
     place: Place,
+    /// Of the last renewal: an older one must not be written over a newer one.
+    number: i64,
 }
 
 /// The place of this process among those that use the store, in the order of their ids. They take turns to clean up, so
@@ -89,6 +93,22 @@ impl Drop for ProcessPin {
     }
 }
 
+/// What the row of this process says now.
+struct WrittenRow {
+    watched: Spaces,
+    oldest: Generation,
+    /// The newest generation of the store, and whether anything is pinned here.
+    latest: Generation,
+    is_pinned: bool,
+}
+
+impl WrittenRow {
+    /// Whether it keeps more than is needed. A process is not told of every commit.
+    fn is_stale(&self) -> bool {
+        !self.is_pinned && self.latest.0 > self.oldest.0 + OFTEN
+    }
+}
+
 impl Shared {
     /// Pins the present. No row is written: that of this process pins everything from an older generation on.
     async fn pin_present(&self) -> Result<Pin> {
@@ -120,26 +140,34 @@ impl Shared {
 
     /// Writes the row of this process: what it pins, and that it lives.
     pub(super) async fn renew(&self) -> Result<()> {
-        // One at a time: an older row must not be written over a newer one.
         let mut upkeep = self.upkeep.lock().await;
-        self.in_time(self.renew_on(&mut upkeep)).await?
+        self.in_time(self.renew_on(&mut upkeep)).await?.map(drop)
     }
 
     /// Tells other processes what is watched here from now on. A group that began before may not be told, so the head
     /// is read after all such groups: those that do not hold its lock find that it has changed.
-    pub(super) async fn make_watched_known(&self) -> Result<()> {
+    async fn make_watched_known(&self) -> Result<()> {
         let mut upkeep = self.upkeep.lock().await;
-        self.in_time(self.renew_on(&mut upkeep)).await??;
+        let said = self.in_time(self.renew_on(&mut upkeep)).await??;
         let Some(link) = upkeep.take() else { return Ok(()) };
-        let asked = self.in_time(link.query(&self.sql.outdate, &[])).await?;
-        let head = asked.map_err(|error| failed("write to", &error))?;
+        let (lock, outdate) = (link.query(&self.sql.lock_head, &[]), link.query(&self.sql.outdate, &[]));
+        let asked = self.in_time(try_join4(link.run(BEGIN), lock, outdate, link.run("COMMIT"))).await?;
+        let ((), _, head, ()) = asked.map_err(|error| failed("write to", &error))?;
         *upkeep = Some(link);
-        head.iter().for_each(|row| self.saw(Generation(row.get::<_, i64>(0) as u64)));
+        self.watched.lock().make_known(said);
+        if let Some(last) = head.first().and_then(|row| Last::of(row, 0)) {
+            self.known.lock().outdated(last);
+            self.saw(last.generation);
+        }
         Ok(())
     }
 
-    /// Uses the connection that is kept for it. After a failure, the next renewal opens another one.
-    async fn renew_on(&self, upkeep: &mut Option<Link>) -> Result<()> {
+    /// Uses the connection that is kept for it. After a failure, the next renewal opens another one. Gives the spaces
+    /// that the row names.
+    async fn renew_on(&self, upkeep: &mut Option<Link>) -> Result<Spaces> {
+        if self.is_closed() {
+            return Err(StoreError::Closed);
+        }
         let kept = upkeep.take().filter(|link| !link.is_closed());
         let is_kept = kept.is_some();
         let mut link = match kept {
@@ -152,23 +180,27 @@ impl Shared {
             link = self.open_planned(&[]).await?;
             written = self.write_row(&link).await;
         }
-        written?;
+        let mut row = written?;
+        if row.is_stale() {
+            row = self.write_row(&link).await?;
+        }
         *upkeep = Some(link);
-        Ok(())
+        Ok(row.watched)
     }
 
-    async fn write_row(&self, link: &Link) -> Result<()> {
-        let watched = self.watched.lock().renew();
-        let (oldest, views) = {
+    async fn write_row(&self, link: &Link) -> Result<WrittenRow> {
+        let watched = self.watched.lock().renew(self.env.monotonic());
+        let (oldest, views, is_pinned, number) = {
             let (seen, mut pins) = (self.seen(), self.pins.lock());
             let oldest = pins.local.keys().next().copied().unwrap_or(seen).min(seen);
             // A view of an older generation that is opened from now on waits for a row of its own.
             pins.stored = pins.stored.map(|stored| stored.max(oldest));
-            (oldest, pins.local.values().sum::<usize>() as i64)
+            pins.number += 1;
+            (oldest, pins.local.values().sum::<usize>() as i64, !pins.local.is_empty(), pins.number)
         };
         let (process, lease, signed) = (self.process, self.lease.as_secs_f64(), signed(oldest));
         let bits = watched.bits();
-        let row: [Param<'_>; 5] = [&process, &signed, &views, &lease, &bits];
+        let row: [Param<'_>; 6] = [&process, &signed, &views, &lease, &bits, &number];
         let head = link.query(&self.sql.renew, &row).await.map_err(|error| failed("write to", &error))?;
         let row = head.first().ok_or_else(|| StoreError::corrupt("table head", "it has no row"))?;
         let [latest, others, rank] = [0, 1, 2].map(|column| row.get::<_, i64>(column) as u64);
@@ -176,9 +208,12 @@ impl Shared {
             let mut pins = self.pins.lock();
             (pins.stored, pins.place) = (Some(oldest), Place { others, rank });
         }
-        self.watched.lock().renewed(watched);
-        self.saw(Generation(latest));
-        Ok(())
+        if row.get(3) {
+            self.watched.lock().was_removed();
+        }
+        let latest = Generation(latest);
+        self.saw(latest);
+        Ok(WrittenRow { watched, oldest, latest, is_pinned })
     }
 
     /// Removes the row of this process. If that fails, its lease ends by itself.
@@ -336,7 +371,7 @@ impl Shared {
     /// Makes the space of what was forgotten free for new rows, if there is much of it, on a connection of its own:
     /// leases are renewed meanwhile.
     pub(super) fn vacuum_if_due(self: &Arc<Self>) {
-        let is_due = self.forgotten.load(Ordering::Relaxed) >= VACUUMED.0;
+        let is_due = self.forgotten_by_all() >= VACUUMED.0;
         if is_due && !self.is_vacuuming.swap(true, Ordering::SeqCst) {
             let shared = self.clone();
             tokio::spawn(async move {
@@ -347,11 +382,16 @@ impl Shared {
         }
     }
 
+    /// Processes take turns to forget.
+    fn forgotten_by_all(&self) -> u64 {
+        self.forgotten.load(Ordering::Relaxed) * (self.pins.lock().place.others + 1)
+    }
+
     async fn vacuum(&self) -> Result<()> {
         let rows = self.ask(&self.sql.estimate, &[]).await?;
         let held: f64 = rows.first().map_or(0.0, |row| row.get(0));
         let forgotten = self.forgotten.load(Ordering::Relaxed);
-        if (forgotten as f64) < VACUUMED.0 as f64 + held * VACUUMED.1 {
+        if (self.forgotten_by_all() as f64) < VACUUMED.0 as f64 + held * VACUUMED.1 {
             return Ok(());
         }
         self.forgotten.fetch_sub(forgotten, Ordering::Relaxed);
@@ -413,21 +453,34 @@ impl Shared {
 
 /// Renews the row of the process and cleans up, until the store is closed or dropped.
 pub(super) async fn keep(shared: Weak<Shared>) {
-    let (mut cleaned, mut renewals) = (Generation(0), 0);
+    let (mut cleaned, mut renewals, mut has_failed) = (Generation(0), 0, false);
     loop {
         let Some(store) = shared.upgrade().filter(|shared| !shared.is_closed()) else { return };
         let seen = store.seen();
         // A store that is idle, or nearly so, mostly renews its lease.
         let is_due = seen.0 >= cleaned.0 + FEW || (seen > cleaned && renewals >= SELDOM);
-        let worked = if is_due { store.maintain().await } else { store.renew().await.map(|()| false) };
+        // Watches poll as long as that fails.
+        let is_unknown = store.listens && !std::mem::take(&mut has_failed) && store.watched.lock().has_unknown();
+        let worked = match (is_unknown, is_due) {
+            // What is due is done next.
+            (true, _) => store.make_watched_known().await.map(|()| is_due),
+            (false, true) => store.maintain().await,
+            (false, false) => store.renew().await.map(|()| false),
+        };
         store.vacuum_if_due();
         let (pause, often) = match worked {
             Ok(true) => (Duration::from_millis(10), u64::MAX),
             Ok(false) => {
                 (cleaned, renewals) = if is_due { (seen, 0) } else { (cleaned, renewals + 1) };
-                (store.pace, store.pins.lock().place.next_turn(seen))
+                // This process hears little, and others write much: what they overwrite is kept until it looks again.
+                let is_behind = store.seen().0 > seen.0 + 20 * OFTEN;
+                let pause = if is_behind { store.pace.min(AGAIN) } else { store.pace };
+                (pause, store.pins.lock().place.next_turn(seen))
             }
-            Err(_) => (store.pace.min(AGAIN), u64::MAX),
+            Err(_) => {
+                has_failed = is_unknown;
+                (store.pace.min(AGAIN), u64::MAX)
+            }
         };
         let (sleep, asked, mut latest) = (store.env.sleep(pause), store.asked.clone(), store.latest.subscribe());
         drop(store);

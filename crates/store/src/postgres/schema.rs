@@ -200,7 +200,7 @@ statements! {
          WHERE current_setting('latchwork.own', true) = $1 FOR UPDATE";
     /// After it, no group can land that expects the head as it was before.
     outdate() =
-        "UPDATE {s}.head SET time_us = time_us + 1 RETURNING generation";
+        "UPDATE {s}.head SET time_us = time_us + 1 RETURNING generation, time_us";
     /// After it, no group of a writer can land that moves along and has this number or a lower one. If the group with
     /// this number has landed, it does nothing. The next number is of no group.
     give_up(UUID, INT8) =
@@ -301,17 +301,20 @@ statements! {
                WHERE t.space = s.space AND t.time_us <= $1 AND t.generation > s.floor
                ORDER BY t.time_us DESC, t.generation DESC LIMIT 1) AS last)
          FROM {s}.head AS h";
-    /// The lock comes first: no process raises floors meanwhile. Gives the newest generation, how many other processes
-    /// use the store, and how many of them have a smaller id.
-    renew(UUID, INT8, INT8, FLOAT8, INT8) =
+    /// The lock comes first: no process raises floors meanwhile. A renewal whose caller has gone may run after a later
+    /// one: it does nothing then. Gives the newest generation, how many other processes use the store, how many of them
+    /// have a smaller id, and whether the row is new.
+    renew(UUID, INT8, INT8, FLOAT8, INT8, INT8) =
         "WITH lock AS MATERIALIZED (SELECT 1 FROM {s}.store FOR SHARE)
-         INSERT INTO {s}.pins (process, oldest, views, renewed, lease, watched)
-         SELECT $1, $2, $3, clock_timestamp(), make_interval(secs => $4), $5 FROM lock
+         INSERT INTO {s}.pins AS own (process, oldest, views, renewed, lease, watched, number)
+         SELECT $1, $2, $3, clock_timestamp(), make_interval(secs => $4), $5, $6 FROM lock
          ON CONFLICT (process) DO UPDATE SET oldest = excluded.oldest, views = excluded.views,
-           renewed = excluded.renewed, lease = excluded.lease, watched = excluded.watched
+           renewed = excluded.renewed, lease = excluded.lease, watched = excluded.watched, number = excluded.number
+         WHERE own.number < excluded.number
          RETURNING (SELECT generation FROM {s}.head),
            (SELECT count(*) FROM {s}.pins AS p WHERE p.process <> $1 AND p.renewed + p.lease >= clock_timestamp()),
-           (SELECT count(*) FROM {s}.pins AS p WHERE p.process < $1 AND p.renewed + p.lease >= clock_timestamp())";
+           (SELECT count(*) FROM {s}.pins AS p WHERE p.process < $1 AND p.renewed + p.lease >= clock_timestamp()),
+           NOT EXISTS (SELECT 1 FROM {s}.pins AS p WHERE p.process = $1)";
     forgettable(BYTEA_ARRAY, INT8, BOOL) =
         "SELECT count(*) FROM {s}.current WHERE key = ANY($1) AND generation <= $2 AND ($3 OR value IS NULL)";
     unpin(UUID) =
@@ -426,7 +429,10 @@ pub(super) fn extend(schema: &str) -> [String; 2] {
             "ALTER TABLE IF EXISTS {schema}.writers ADD COLUMN IF NOT EXISTS generation bigint,
                ADD COLUMN IF NOT EXISTS time_us bigint"
         ),
-        format!("ALTER TABLE IF EXISTS {schema}.pins ADD COLUMN IF NOT EXISTS watched bigint NOT NULL DEFAULT -1"),
+        format!(
+            "ALTER TABLE IF EXISTS {schema}.pins ADD COLUMN IF NOT EXISTS watched bigint NOT NULL DEFAULT -1,
+               ADD COLUMN IF NOT EXISTS number bigint NOT NULL DEFAULT 0"
+        ),
     ]
 }
 
@@ -454,7 +460,7 @@ pub(super) fn create(schema: &str, identity: &str, with_schema: bool) -> String 
          CREATE TABLE IF NOT EXISTS {schema}.floors (space bigint PRIMARY KEY, generation bigint NOT NULL);
          CREATE TABLE IF NOT EXISTS {schema}.pins (
            process uuid PRIMARY KEY, oldest bigint NOT NULL, views bigint NOT NULL, renewed timestamptz NOT NULL,
-           lease interval NOT NULL, watched bigint NOT NULL DEFAULT -1);
+           lease interval NOT NULL, watched bigint NOT NULL DEFAULT -1, number bigint NOT NULL DEFAULT 0);
          CREATE TABLE IF NOT EXISTS {schema}.writers (
            writer uuid PRIMARY KEY, number bigint NOT NULL, seen timestamptz NOT NULL, generation bigint,
            time_us bigint);

@@ -2,6 +2,7 @@
 //! commits only if it touches one of them. Knows no statement.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use crate::SpaceId;
 use crate::postgres::known::Spaces;
@@ -10,19 +11,24 @@ use crate::postgres::known::Spaces;
 pub(super) struct Watched {
     /// How many watches wait for a space.
     waiting: BTreeMap<SpaceId, usize>,
-    /// What was waited for since the last renewal, and between the last two: a watch that reads soon waits again.
+    /// What was waited for lately, and in the time before: a watch that reads soon waits again.
     lately: Spaces,
     before: Spaces,
-    /// What the row of this process says.
-    stored: Spaces,
+    /// When the one became the other, on the monotonic clock.
+    turned: Duration,
+    /// What other processes know.
+    known: Spaces,
 }
+
+/// How long a watch may read before other processes forget it.
+const READS: Duration = Duration::from_secs(10);
 
 impl Watched {
     /// A watch begins to wait. Gives whether other processes know.
     pub(super) fn begin(&mut self, space: SpaceId) -> bool {
         *self.waiting.entry(space).or_default() += 1;
         self.lately.add(Spaces::of(space));
-        self.stored.may_hold(space)
+        self.known.may_hold(space)
     }
 
     /// A watch no longer waits.
@@ -34,20 +40,32 @@ impl Watched {
         }
     }
 
+    /// Whether a watch waits of which other processes do not know.
+    pub(super) fn has_unknown(&self) -> bool {
+        self.waiting.keys().any(|space| !self.known.may_hold(*space))
+    }
+
     /// The row of this process is written next. Gives what it has to say.
-    pub(super) fn renew(&mut self) -> Spaces {
+    pub(super) fn renew(&mut self, now: Duration) -> Spaces {
         let mut all = self.lately;
         all.add(self.before);
         self.waiting.keys().for_each(|space| all.add(Spaces::of(*space)));
-        (self.before, self.lately) = (self.lately, Spaces::default());
+        if now.saturating_sub(self.turned) >= READS {
+            (self.before, self.lately, self.turned) = (self.lately, Spaces::default(), now);
+        }
         // From now on, a watch on a space that the row no longer names does not count on it.
-        self.stored = self.stored.and(all);
+        self.known = self.known.and(all);
         all
     }
 
-    /// The row of this process was written.
-    pub(super) fn renewed(&mut self, said: Spaces) {
-        self.stored = said;
+    /// The row of this process was removed meanwhile.
+    pub(super) fn was_removed(&mut self) {
+        self.known = Spaces::default();
+    }
+
+    /// The row of this process was written, and then the head was locked: all later groups are told.
+    pub(super) fn make_known(&mut self, said: Spaces) {
+        self.known = said;
     }
 }
 
@@ -55,31 +73,34 @@ impl Watched {
 mod tests {
     use super::*;
 
-    fn written(watched: &mut Watched) -> Spaces {
-        let said = watched.renew();
-        watched.renewed(said);
-        said
+    fn at(renewal: u32) -> Duration {
+        READS * renewal
     }
 
     #[test]
-    fn a_space_is_named_while_a_watch_waits_for_it_and_for_two_renewals_after() {
+    fn a_space_is_named_while_a_watch_waits_for_it_and_for_some_time_after() {
         let (mut watched, space, other) = (Watched::default(), SpaceId(20), SpaceId(21));
-        assert!(!watched.begin(space), "no other process knows yet");
-        assert!(written(&mut watched).may_hold(space));
-        assert!(watched.begin(space), "it is known");
+        assert!(!watched.begin(space) && watched.has_unknown(), "no other process knows yet");
+        let said = watched.renew(at(1));
+        assert!(said.may_hold(space) && watched.has_unknown(), "a group on its way may not be told");
+        watched.make_known(said);
+        assert!(watched.begin(space) && !watched.has_unknown());
         assert!(!watched.begin(other));
         watched.end(space);
-        for _ in 0..5 {
-            let said = written(&mut watched);
+        for renewal in 2..6 {
+            let said = watched.renew(at(renewal));
             assert!(said.may_hold(space) && said.may_hold(other), "both are waited for");
+            watched.make_known(said);
         }
         watched.end(space);
         watched.end(other);
         assert!(watched.begin(other), "the watch has read, and waits again");
         watched.end(other);
-        assert!(written(&mut watched).may_hold(other));
-        assert!(written(&mut watched).may_hold(other));
-        assert!(!written(&mut watched).may_hold(other));
+        for _ in 0..9 {
+            assert!(watched.renew(at(6)).may_hold(other), "no time has passed");
+        }
+        assert!(watched.renew(at(7)).may_hold(other));
+        assert!(!watched.renew(at(8)).may_hold(other));
         assert!(!watched.begin(other));
     }
 
@@ -88,15 +109,27 @@ mod tests {
     fn a_watch_does_not_count_on_what_the_next_row_leaves_out() {
         let (mut watched, space) = (Watched::default(), SpaceId(20));
         watched.begin(space);
-        written(&mut watched);
+        let said = watched.renew(at(1));
+        watched.make_known(said);
         watched.end(space);
-        written(&mut watched);
-        written(&mut watched);
-        let said = watched.renew();
+        watched.renew(at(2));
+        watched.renew(at(3));
+        let said = watched.renew(at(4));
         assert!(!said.may_hold(space));
-        assert!(!watched.begin(space));
-        watched.renewed(said);
-        assert!(!watched.begin(space));
-        assert!(written(&mut watched).may_hold(space));
+        assert!(!watched.begin(space) && watched.has_unknown());
+        assert!(watched.renew(at(4)).may_hold(space));
+    }
+
+    /// A process was suspended for longer than its lease. Groups were told to others only.
+    #[test]
+    fn a_row_that_was_removed_makes_every_watch_unknown() {
+        let (mut watched, space) = (Watched::default(), SpaceId(20));
+        watched.begin(space);
+        let said = watched.renew(at(1));
+        watched.make_known(said);
+        assert!(!watched.has_unknown());
+        assert!(watched.renew(at(1)).may_hold(space));
+        watched.was_removed();
+        assert!(watched.has_unknown());
     }
 }

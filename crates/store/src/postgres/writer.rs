@@ -248,7 +248,7 @@ pub(super) struct Last {
 
 impl Last {
     /// From two columns of a row; none if the first one is null.
-    fn of(row: &Row, column: usize) -> Option<Last> {
+    pub(super) fn of(row: &Row, column: usize) -> Option<Last> {
         let generation: i64 = row.get::<_, Option<i64>>(column)?;
         let time: i64 = row.get(column + 1);
         Some(Last { generation: Generation(generation as u64), time: Timestamp(time as u64) })

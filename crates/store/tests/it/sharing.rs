@@ -51,7 +51,7 @@ async fn tables_of_an_older_program_are_extended_while_it_runs() {
     options("extended").connect(&server.url).await.unwrap().close().await.unwrap();
     let make_old = format!(
         "ALTER TABLE {schema}.writers DROP COLUMN generation, DROP COLUMN time_us;
-         ALTER TABLE {schema}.pins DROP COLUMN watched;
+         ALTER TABLE {schema}.pins DROP COLUMN watched, DROP COLUMN number;
          UPDATE {schema}.store SET version = 2;"
     );
     let client = admin(&server).await;

@@ -90,6 +90,39 @@ async fn a_large_group_is_told_if_another_process_watches_what_it_touches() {
     watching.abort();
 }
 
+/// A caller that has given up waiting leaves a statement behind, which the server may run after a later one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_that_was_written_for_a_caller_that_has_gone_does_not_replace_a_newer_one() {
+    let server = Server::start();
+    let store = options("dropped").lease(Duration::from_secs(3600)).connect(&server.url).await.unwrap();
+    let schema = store.postgres().unwrap().schema().to_string();
+    let space = store.space(SpaceSpec::new("a").history(History::Forever)).await.unwrap();
+    let key = space.key("k");
+    let older = apply(&store, Commit::new().put(&key, "1")).await.generation;
+    let newer = apply(&store, Commit::new().put(&key, "2")).await.generation;
+    let client = admin(&server).await;
+    for round in 0..20 {
+        apply(&store, Commit::new().put(&key, "3")).await;
+        // The row pins nothing old.
+        while store.maintain().await.unwrap() {}
+        client.batch_execute(&format!("BEGIN; SELECT 1 FROM {schema}.store FOR UPDATE")).await.unwrap();
+        let given_up = tokio::time::timeout(Duration::from_millis(5), store.view_at(newer)).await;
+        assert!(given_up.is_err(), "the row waits for a lock");
+        let viewing = tokio::spawn({
+            let store = store.clone();
+            async move { store.view_at(older).await.unwrap() }
+        });
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        client.batch_execute("COMMIT").await.unwrap();
+        let view = viewing.await.unwrap();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let asked = format!("SELECT oldest FROM {schema}.pins");
+        let oldest = client.query_one(&asked, &[]).await.unwrap().get::<_, i64>(0);
+        assert_eq!(oldest as u64, older.0, "round {round}: the view is not pinned");
+        drop(view);
+    }
+}
+
 /// The statement that writes a group has begun before the watch was known, so it tells no process; it ends after that.
 /// The clock of the watching process stands still, so it does not poll.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -124,8 +157,10 @@ async fn a_watch_does_not_miss_a_group_that_was_written_when_it_began() {
         }
     };
     let key = lock & 0xffff_ffff;
-    until_there_is(format!("SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'advisory' AND objid = {key}"))
-        .await;
+    until_there_is(format!(
+        "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'advisory' AND objid = {key}"
+    ))
+    .await;
     let mut watch = other.watch(space.all(), after).await.unwrap();
     let watching = tokio::spawn(async move {
         let mut count = 0;

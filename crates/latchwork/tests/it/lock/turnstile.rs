@@ -185,8 +185,8 @@ impl Backend for Turnstile {
         self.memory.changes(range, after, limit)
     }
 
-    fn newer(&self, than: Generation) -> Answer<'_, Generation> {
-        self.memory.newer(than)
+    fn newer(&self, than: Generation, space: SpaceId) -> Answer<'_, Generation> {
+        self.memory.newer(than, space)
     }
 
     fn before(&self, time: Timestamp, spaces: Vec<(SpaceId, Generation)>) -> Answer<'_, Before> {

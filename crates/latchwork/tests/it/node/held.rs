@@ -183,8 +183,8 @@ impl Backend for HeldBackend {
     fn changes(&self, range: Range, after: Generation, limit: usize) -> Answer<'_, Changes> {
         read!(self, hears, self.memory.changes(range, after, limit))
     }
-    fn newer(&self, than: Generation) -> Answer<'_, Generation> {
-        read!(self, hears, self.memory.newer(than))
+    fn newer(&self, than: Generation, space: SpaceId) -> Answer<'_, Generation> {
+        read!(self, hears, self.memory.newer(than, space))
     }
     fn before(&self, time: Timestamp, spaces: Vec<(SpaceId, Generation)>) -> Answer<'_, Before> {
         read!(self, reads, self.memory.before(time, spaces))

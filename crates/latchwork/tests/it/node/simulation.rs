@@ -142,9 +142,9 @@ impl Backend for Seen {
     fn changes(&self, range: Range, after: Generation, limit: usize) -> Answer<'_, Changes> {
         read!(self, self.memory.changes(range, after, limit))
     }
-    fn newer(&self, than: Generation) -> Answer<'_, Generation> {
+    fn newer(&self, than: Generation, space: SpaceId) -> Answer<'_, Generation> {
         Box::pin(async move {
-            let newer = self.memory.newer(than).await?;
+            let newer = self.memory.newer(than, space).await?;
             self.pass().await?;
             Ok(newer)
         })
