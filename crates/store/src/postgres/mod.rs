@@ -5,6 +5,7 @@ mod address;
 mod drive;
 mod group;
 mod known;
+mod landed;
 mod link;
 mod options;
 mod outbox;

@@ -19,12 +19,11 @@ use tokio_postgres::{CancelToken, Statement};
 use crate::backend::Facts;
 use crate::postgres::group::{Scope, write};
 use crate::postgres::known::Guessed;
+use crate::postgres::landed::{Landed, ServerClock};
 use crate::postgres::link::{Boxed, Link, Param, failed, is_refusal, told};
 use crate::postgres::schema::{OWN_SYNC, plans};
 use crate::postgres::sql::{SqlError, SqlTx, runs_again};
-use crate::postgres::writer::{
-    Answered, DecidedGroup, FIRST_PAUSE, Job, LAST_PAUSE, Landed, Last, ServerClock, Trouble, decide, gather,
-};
+use crate::postgres::writer::{Answered, DecidedGroup, FIRST_PAUSE, Job, LAST_PAUSE, Last, Trouble, decide, gather};
 use crate::postgres::{PostgresBackend, Shared};
 use crate::{Commit, Outcome, Receipt, Refusal, Result, Store, StoreError, Uuid};
 

@@ -165,8 +165,8 @@ macro_rules! written {
 const IN_TIME: &str = "CASE WHEN extract(epoch FROM clock_timestamp())::float8 > $32
    THEN 1 / (h.generation - h.generation) ELSE 0 END";
 
-/// Other processes are notified, if there are any, and if one of them watches what a large group touches. One that comes
-/// later asks for the newest generation when it listens; in the worst case it polls.
+/// Other processes are notified, if there are any, and if one of them watches what a large group touches. One that
+/// comes later asks for the newest generation when it listens; in the worst case it polls.
 const NOTIFIED: &str = "CASE WHEN EXISTS (SELECT 1 FROM {s}.pins WHERE process <> $26
    AND ($33::bigint IS NULL OR watched & $33 <> 0)) THEN pg_notify($24, (
    SELECT concat_ws(' ', $27 + 1 + a.moved, a.generation, a.time_us, $25::text) FROM advance AS a)) END";
@@ -185,9 +185,9 @@ statements! {
         "SELECT version, identity FROM {s}.store";
     has_schema(TEXT) =
         "SELECT 1 FROM pg_namespace WHERE nspname = $1";
-    /// Writers queue before they lock the head: the queue wakes one of them when it is its turn. A row wakes all that wait
-    /// for its lock, because the holder has changed it. The row is locked last. Also gives the transaction a name, and
-    /// settles what a transaction of the writer needs: see [`SETTINGS`].
+    /// Writers queue before they lock the head: the queue wakes one of them when it is its turn. A row wakes all that
+    /// wait for its lock, because the holder has changed it. The row is locked last. Also gives the transaction a name,
+    /// and settles what a transaction of the writer needs: see [`SETTINGS`].
     lock_in_turn(TEXT) =
         format!("WITH turn AS MATERIALIZED (SELECT {SETTINGS}, set_config('latchwork.own', $1, true), {QUEUE})
          SELECT h.generation, h.time_us FROM turn, {{s}}.head AS h FOR UPDATE OF h");
@@ -346,7 +346,7 @@ statements! {
     estimate() =
         "SELECT coalesce(sum(greatest(reltuples, 0)), 0)::float8 FROM pg_catalog.pg_class
          WHERE oid IN ('{s}.past'::regclass, '{s}.touched'::regclass, '{s}.current'::regclass)";
-    /// An outcome that is asked for later than that is [not known](super::writer::Landed).
+    /// An outcome that is asked for later than that is [not known](super::landed::Landed).
     forget_writers() =
         "DELETE FROM {s}.writers WHERE seen < clock_timestamp() - interval '1 day'";
     views_elsewhere(UUID) =

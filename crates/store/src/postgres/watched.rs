@@ -1,5 +1,5 @@
-//! The spaces that watches of this process wait for, as other processes have to know them: they tell of a large group of
-//! commits only if it touches one of them. Knows no statement.
+//! The spaces that watches of this process wait for, as other processes have to know them: they tell of a large group
+//! of commits only if it touches one of them. Knows no statement.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

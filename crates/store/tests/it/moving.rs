@@ -69,7 +69,8 @@ async fn move_along(first: &Store, second: &Store, space: &Space) {
     }
 }
 
-/// The server notes for each group whether it has moved along: only such a group has a name of its own. It also notes how long it would wait for a process that is silent.
+/// The server notes for each group whether it has moved along: only such a group has a name of its own. It also notes
+/// how long it would wait for a process that is silent.
 async fn note_groups(client: &Client, schema: &str) {
     let note = format!(
         "CREATE TABLE {schema}.noted (name text, silent text);
