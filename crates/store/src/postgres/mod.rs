@@ -141,7 +141,7 @@ impl Shared {
     /// A connection of one's own.
     async fn open(&self) -> Result<Link> {
         let sql = &self.sql;
-        let often = [&sql.lock_in_turn, &sql.heads, &sql.heads_unless, &sql.range, &sql.floors, &sql.write];
+        let often = [&sql.queue_and_lock, &sql.heads, &sql.heads_unless, &sql.range, &sql.floors, &sql.write];
         self.open_planned(&often).await
     }
 
@@ -380,8 +380,8 @@ impl PostgresBackend {
     async fn connect(options: PostgresOptions, address: Address) -> Result<PostgresBackend> {
         let mut sql = Statements::of(&options.schema);
         if options.breakage.skips_lock {
-            let text = sql.lock_in_turn.text.replace("pg_advisory_xact_lock", "abs").replace(" FOR UPDATE OF h", "");
-            sql.lock_in_turn.text = text;
+            let text = sql.queue_and_lock.text.replace("pg_advisory_xact_lock", "abs").replace(" FOR UPDATE OF h", "");
+            sql.queue_and_lock.text = text;
             sql.write.text = sql.write.text.replace(AS_EXPECTED, "(true OR ");
         }
         let first = Link::open(&address, &[]).await?;

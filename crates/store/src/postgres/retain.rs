@@ -46,24 +46,24 @@ pub(super) struct Pins {
     /// What the row of this process says.
     stored: Option<Generation>,
     floors: BTreeMap<SpaceId, Generation>,
-    place: Place,
+    peers: Peers,
     /// Of the last renewal: an older one must not be written over a newer one.
     number: i64,
 }
 
-/// The place of this process among those that use the store, in the order of their ids. They take turns to clean up, so
-/// that many processes do not clean up more often than one.
+/// The other processes that use the store, and those of them whose ids are smaller. Processes clean up one after the
+/// other in the order of their ids, so many of them do not clean up more often than one.
 #[derive(Clone, Copy, Default)]
-struct Place {
+struct Peers {
     others: u64,
-    rank: u64,
+    before: u64,
 }
 
-impl Place {
+impl Peers {
     /// The generation at which it is the turn of this process next.
-    fn next_turn(self, seen: Generation) -> u64 {
+    fn next_clean_up(self, seen: Generation) -> u64 {
         let (next, processes) = (seen.0 / OFTEN + 1, self.others + 1);
-        let wait = (self.rank + processes - next % processes) % processes;
+        let wait = (self.before + processes - next % processes) % processes;
         (next + wait) * OFTEN
     }
 }
@@ -203,10 +203,10 @@ impl Shared {
         let row: [Param<'_>; 6] = [&process, &signed, &views, &lease, &bits, &number];
         let head = link.query(&self.sql.renew, &row).await.map_err(|error| failed("write to", &error))?;
         let row = head.first().ok_or_else(|| StoreError::corrupt("table head", "it has no row"))?;
-        let [latest, others, rank] = [0, 1, 2].map(|column| row.get::<_, i64>(column) as u64);
+        let [latest, others, before] = [0, 1, 2].map(|column| row.get::<_, i64>(column) as u64);
         {
             let mut pins = self.pins.lock();
-            (pins.stored, pins.place) = (Some(oldest), Place { others, rank });
+            (pins.stored, pins.peers) = (Some(oldest), Peers { others, before });
         }
         if row.get(3) {
             self.watched.lock().was_removed();
@@ -384,7 +384,7 @@ impl Shared {
 
     /// Processes take turns to forget.
     fn forgotten_by_all(&self) -> u64 {
-        self.forgotten.load(Ordering::Relaxed) * (self.pins.lock().place.others + 1)
+        self.forgotten.load(Ordering::Relaxed) * (self.pins.lock().peers.others + 1)
     }
 
     async fn vacuum(&self) -> Result<()> {
@@ -475,7 +475,7 @@ pub(super) async fn keep(shared: Weak<Shared>) {
                 // This process hears little, and others write much: what they overwrite is kept until it looks again.
                 let is_behind = store.seen().0 > seen.0 + 20 * OFTEN;
                 let pause = if is_behind { store.pace.min(AGAIN) } else { store.pace };
-                (pause, store.pins.lock().place.next_turn(seen))
+                (pause, store.pins.lock().peers.next_clean_up(seen))
             }
             Err(_) => {
                 has_failed = is_unknown;
@@ -499,9 +499,9 @@ mod tests {
     #[test]
     fn processes_take_turns_to_clean_up() {
         for processes in 1..=5 {
-            let places = (0..processes).map(|rank| Place { others: processes - 1, rank });
+            let peers = (0..processes).map(|before| Peers { others: processes - 1, before });
             for seen in [0, 1, OFTEN - 1, OFTEN, 7 * OFTEN + 3] {
-                let mut turns: Vec<u64> = places.clone().map(|place| place.next_turn(Generation(seen))).collect();
+                let mut turns: Vec<u64> = peers.clone().map(|peers| peers.next_clean_up(Generation(seen))).collect();
                 turns.sort_unstable();
                 let first = (seen / OFTEN + 1) * OFTEN;
                 let expected: Vec<u64> = (0..processes).map(|turn| first + turn * OFTEN).collect();

@@ -188,9 +188,9 @@ statements! {
     /// Writers queue before they lock the head: the queue wakes one of them when it is its turn. A row wakes all that
     /// wait for its lock, because the holder has changed it. The row is locked last. Also gives the transaction a name,
     /// and settles what a transaction of the writer needs: see [`SETTINGS`].
-    lock_in_turn(TEXT) =
-        format!("WITH turn AS MATERIALIZED (SELECT {SETTINGS}, set_config('latchwork.own', $1, true), {QUEUE})
-         SELECT h.generation, h.time_us FROM turn, {{s}}.head AS h FOR UPDATE OF h");
+    queue_and_lock(TEXT) =
+        format!("WITH queued AS MATERIALIZED (SELECT {SETTINGS}, set_config('latchwork.own', $1, true), {QUEUE})
+         SELECT h.generation, h.time_us FROM queued, {{s}}.head AS h FOR UPDATE OF h");
     /// Also settles what a transaction of the store needs.
     lock_head() =
         format!("SELECT generation, time_us, {SETTINGS} FROM {{s}}.head FOR UPDATE");

@@ -340,7 +340,7 @@ impl Writer {
         let (shared, writer) = (self.shared.clone(), (self.id, self.number));
         self.sent = self.clock.after(&shared.env, Duration::ZERO);
         let link = self.link().await?;
-        let (begin, lock) = (link.run(BEGIN), link.query(&shared.sql.lock_in_turn, &[&""]));
+        let (begin, lock) = (link.run(BEGIN), link.query(&shared.sql.queue_and_lock, &[&""]));
         let (mut facts, last) = match shared.in_time(link.drive(gather(&shared, link, group, (begin, lock)))).await {
             Ok(Ok(facts)) => facts,
             Ok(Err(trouble)) => {
@@ -415,7 +415,7 @@ impl Writer {
             let Some(name) = &name else { return Ok((written.await?, None)) };
             // With its name, the statement does nothing outside of the transaction with the lock.
             let name: [Param<'_>; 1] = [name];
-            let locked = try_join(link.run(BEGIN), link.query(&shared.sql.lock_in_turn, &name));
+            let locked = try_join(link.run(BEGIN), link.query(&shared.sql.queue_and_lock, &name));
             let heads = async {
                 let heads = link.query(&shared.sql.heads_unless, &asked);
                 if asks_heads { heads.await.map(Some) } else { Ok(None) }
