@@ -43,9 +43,10 @@ impl Landed {
     }
 
     /// Whether a transaction has landed that was sent at this time of the server. An error if that was so long ago that
-    /// the server may have forgotten it: the process was suspended.
+    /// the server may have forgotten it: the process was suspended. A higher number was left by a look-up before this
+    /// one, which may have found nothing for that reason.
     pub(super) fn has(&self, number: i64, sent: f64) -> Result<bool> {
-        if self.number.is_none() && self.now - sent > KNOWN {
+        if self.number.is_none_or(|last| last > number) && self.now - sent > KNOWN {
             let cause = "the answer was asked for more than twelve hours later, and the server no longer knows it";
             return Err(StoreError::Uncertain { cause: cause.into() });
         }
@@ -65,6 +66,8 @@ mod tests {
         assert!(matches!(asked(Some(2), 0.0), Ok(false)));
         assert!(matches!(asked(None, 11.0), Ok(false)), "it is the first transaction of the writer");
         assert!(matches!(asked(None, 13.0), Err(StoreError::Uncertain { .. })));
+        assert!(matches!(asked(Some(5), 11.0), Ok(false)), "a look-up has given it up");
+        assert!(matches!(asked(Some(5), 13.0), Err(StoreError::Uncertain { .. })), "did that look-up find the row?");
         assert!(matches!(asked(Some(4), 13.0), Ok(true)), "it has not been forgotten");
         assert!(matches!(asked(Some(2), 100.0), Ok(false)), "the row is of an earlier transaction");
     }

@@ -30,7 +30,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot, watch};
-use tokio_postgres::AsyncMessage;
+use tokio_postgres::{AsyncMessage, Row};
 
 use crate::backend::{Answer, Backend, Before, Changes, Contents, Damage, Pin, Rules, Scan, Stats};
 use crate::{
@@ -83,6 +83,8 @@ struct Shared {
     /// When the server was last asked for the newest generation, on the monotonic clock.
     asked_head: Mutex<Duration>,
     closed: AtomicBool,
+    /// Whether the row of this process was removed, or left to its lease.
+    is_unpinned: AtomicBool,
     /// With the generation of the declaration that they are from.
     rules: Mutex<BTreeMap<SpaceId, (Rules, Generation)>>,
     pins: Arc<Mutex<Pins>>,
@@ -127,6 +129,7 @@ impl Shared {
             known: Mutex::default(),
             asked_head: Mutex::default(),
             closed: AtomicBool::new(false),
+            is_unpinned: AtomicBool::new(false),
             rules: Mutex::new(Rules::own().map(|(space, rules)| (space, (rules, Generation(0)))).into()),
             pins: Arc::default(),
             watched: Mutex::default(),
@@ -170,6 +173,12 @@ impl Shared {
     /// A connection that prepares statements.
     async fn open_for(&self, often: &[&Sql]) -> Result<Link> {
         Link::open(&self.address, if self.is_pooled { &[] } else { often }).await
+    }
+
+    /// A new id, and the time of the server. The id differs from all others, whatever the environment is.
+    async fn new_id(&self, link: &Link) -> Result<Row> {
+        let rows = link.query(&self.sql.new_id, &[]).await.map_err(|error| failed("read from", &error))?;
+        rows.into_iter().next().ok_or_else(|| StoreError::corrupt("a new id", "there is none"))
     }
 
     /// Waits for the server no longer than a commit may wait.
@@ -242,7 +251,7 @@ impl Shared {
 
     async fn verify(&self) -> Result<Vec<Damage>> {
         let rows = self.ask(&self.sql.verify, &[]).await?;
-        let damage = |row: &tokio_postgres::Row| {
+        let damage = |row: &Row| {
             let (table, key, detail): (&str, &[u8], &str) = (row.get(0), row.get(1), row.get(2));
             let key = key_of(key).map_or_else(|_| format!("{key:?}"), |key| key.to_string());
             Damage { place: format!("table {table}, key {key}"), detail: detail.into() }
@@ -387,7 +396,9 @@ impl PostgresBackend {
         let first = Link::open(&address, &[]).await?;
         let identity = prepare(&first, &sql, &options.env).await?;
         let has_upkeep = options.has_upkeep;
-        let shared = Arc::new(Shared::new(options, address, sql, identity, false));
+        let mut shared = Shared::new(options, address, sql, identity, false);
+        shared.process = shared.new_id(&first).await?.get(0);
+        let shared = Arc::new(shared);
         shared.plan(&first).await;
         *shared.upkeep.lock().await = Some(first);
         shared.head().await?;
@@ -454,10 +465,11 @@ async fn opened(link: &Link, sql: &Statements) -> Result<Option<(i32, u128)>> {
 
 impl Drop for PostgresBackend {
     fn drop(&mut self) {
-        let was_closed = self.shared.closed.swap(true, Ordering::SeqCst);
+        self.shared.closed.store(true, Ordering::SeqCst);
         self.tasks.iter().for_each(tokio::task::AbortHandle::abort);
         // The views of this process are gone. If the runtime ends first, the lease of the row does.
-        if let (false, Ok(runtime)) = (was_closed, tokio::runtime::Handle::try_current()) {
+        let is_unpinned = self.shared.is_unpinned.load(Ordering::SeqCst);
+        if let (false, Ok(runtime)) = (is_unpinned, tokio::runtime::Handle::try_current()) {
             let shared = self.shared.clone();
             runtime.spawn(async move { shared.unpin().await });
         }
@@ -568,10 +580,10 @@ impl Backend for PostgresBackend {
             self.tasks.iter().for_each(tokio::task::AbortHandle::abort);
             // The row of this process is not written after it was removed.
             self.shared.closed.store(true, Ordering::SeqCst);
-            self.shared.unpin().await;
             self.shared.slots.close();
             // Those that wait for a newer generation look again.
             self.shared.latest.send_modify(|_| {});
+            self.shared.unpin().await;
             Ok(())
         })
     }

@@ -173,12 +173,11 @@ impl Postgres {
 impl Shared {
     async fn open_slot(&self) -> Result<Slot> {
         let link = self.in_time(self.open_own()).await??;
-        let rows = link.query(&self.sql.new_id, &[]).await.map_err(|error| failed("read from", &error))?;
+        let row = self.new_id(&link).await?;
         // A server that does not know a setting plans as it likes.
         let plans = plans("LOCAL");
         let is_known = !self.is_pooled && link.run(&plans).await.is_ok();
         let plans = if is_known { plans } else { String::new() };
-        let row = rows.first().ok_or_else(|| StoreError::corrupt("a new id", "there is none"))?;
         Ok(Slot {
             link,
             cleaning: Mutex::default(),
@@ -187,7 +186,7 @@ impl Shared {
             plans,
             id: row.get(0),
             number: 0,
-            clock: ServerClock::read(&self.env, row, 1),
+            clock: ServerClock::read(&self.env, &row, 1),
         })
     }
 }

@@ -209,7 +209,11 @@ impl Shared {
             (pins.stored, pins.peers) = (Some(oldest), Peers { others, before });
         }
         if row.get(3) {
-            self.watched.lock().was_removed();
+            let mut watched = self.watched.lock();
+            watched.was_removed();
+            if watched.has_unknown() {
+                self.asked.notify_one();
+            }
         }
         let latest = Generation(latest);
         self.saw(latest);
@@ -226,6 +230,7 @@ impl Shared {
         if let Ok(link) = link {
             let _ = self.in_time(link.query(&self.sql.unpin, &[&self.process])).await;
         }
+        self.is_unpinned.store(true, Ordering::SeqCst);
     }
 
     pub(super) fn views(&self) -> usize {
@@ -474,7 +479,8 @@ pub(super) async fn keep(shared: Weak<Shared>) {
                 (cleaned, renewals) = if is_due { (seen, 0) } else { (cleaned, renewals + 1) };
                 // This process hears little, and others write much: what they overwrite is kept until it looks again.
                 let is_behind = store.seen().0 > seen.0 + 20 * OFTEN;
-                let pause = if is_behind { store.pace.min(AGAIN) } else { store.pace };
+                let is_late = is_behind || store.listens && store.watched.lock().has_unknown();
+                let pause = if is_late { store.pace.min(AGAIN) } else { store.pace };
                 (pause, store.pins.lock().peers.next_clean_up(seen))
             }
             Err(_) => {

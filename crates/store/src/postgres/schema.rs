@@ -314,7 +314,7 @@ statements! {
          RETURNING (SELECT generation FROM {s}.head),
            (SELECT count(*) FROM {s}.pins AS p WHERE p.process <> $1 AND p.renewed + p.lease >= clock_timestamp()),
            (SELECT count(*) FROM {s}.pins AS p WHERE p.process < $1 AND p.renewed + p.lease >= clock_timestamp()),
-           NOT EXISTS (SELECT 1 FROM {s}.pins AS p WHERE p.process = $1)";
+           own.xmax = 0";
     forgettable(BYTEA_ARRAY, INT8, BOOL) =
         "SELECT count(*) FROM {s}.current WHERE key = ANY($1) AND generation <= $2 AND ($3 OR value IS NULL)";
     unpin(UUID) =

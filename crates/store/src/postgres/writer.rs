@@ -222,11 +222,9 @@ pub(super) enum Trouble {
 }
 
 impl Writer {
-    /// The id comes from the server: it must differ from that of every other writer, whatever the environment is.
     pub(super) async fn new(shared: Arc<Shared>, jobs: Waiting, link: Link) -> Result<Writer> {
-        let rows = link.query(&shared.sql.new_id, &[]).await.map_err(|error| failed("read from", &error))?;
-        let row = rows.first().ok_or_else(|| StoreError::corrupt("a new id", "there is none"))?;
-        let clock = ServerClock::read(&shared.env, row, 1);
+        let row = shared.new_id(&link).await?;
+        let clock = ServerClock::read(&shared.env, &row, 1);
         Ok(Writer { shared, jobs, link: Some(link), id: row.get(0), number: 0, clock, sent: clock.shown })
     }
 

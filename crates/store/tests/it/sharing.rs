@@ -44,6 +44,23 @@ async fn a_schema_that_many_open_at_once_is_created_once() {
     assert_eq!(item.rev, Rev(8), "all of them have the same store");
 }
 
+/// What names a process does not come from its environment: a test may run two processes with one seed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn processes_with_the_same_random_numbers_are_told_apart() {
+    let server = Server::start();
+    let open = || options("same_seed").env(Env::seeded(1).0).connect(&server.url);
+    // The first one also draws the identity of the store.
+    open().await.unwrap().close().await.unwrap();
+    let stores = [open().await.unwrap(), open().await.unwrap()];
+    let space = stores[0].space(SpaceSpec::new("a")).await.unwrap();
+    for store in &stores {
+        store.commit(Commit::new().put(&space.key("k"), "1")).await.unwrap().applied().unwrap();
+        while store.maintain().await.unwrap() {}
+    }
+    let asked = format!("SELECT count(*) FROM {}.pins", schema("same_seed"));
+    assert_eq!(admin(&server).await.query_one(&asked, &[]).await.unwrap().get::<_, i64>(0), 2);
+}
+
 /// A new program opens a store of an older one, which works on. Its transactions lock the tables in any order.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tables_of_an_older_program_are_extended_while_it_runs() {
