@@ -57,8 +57,8 @@ async fn largest_told(hears: &mut tokio::sync::mpsc::UnboundedReceiver<String>, 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_large_group_is_told_if_another_process_watches_what_it_touches() {
     let server = Server::start();
-    let writer = options("told").connect(&server.url).await.unwrap();
-    let other = options("told").connect(&server.url).await.unwrap();
+    let writer = options("told_groups").connect(&server.url).await.unwrap();
+    let other = options("told_groups").connect(&server.url).await.unwrap();
     let schema = writer.postgres().unwrap().schema().to_string();
     let watched = writer.space(SpaceSpec::new("watched").history(History::Forever)).await.unwrap();
     let plain = writer.space(SpaceSpec::new("plain").history(History::Forever)).await.unwrap();
@@ -94,7 +94,7 @@ async fn a_large_group_is_told_if_another_process_watches_what_it_touches() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_row_that_was_written_for_a_caller_that_has_gone_does_not_replace_a_newer_one() {
     let server = Server::start();
-    let store = options("dropped").lease(Duration::from_secs(3600)).connect(&server.url).await.unwrap();
+    let store = options("told_rows").lease(Duration::from_secs(3600)).connect(&server.url).await.unwrap();
     let schema = store.postgres().unwrap().schema().to_string();
     let space = store.space(SpaceSpec::new("a").history(History::Forever)).await.unwrap();
     let key = space.key("k");
@@ -128,9 +128,9 @@ async fn a_row_that_was_written_for_a_caller_that_has_gone_does_not_replace_a_ne
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_watch_does_not_miss_a_group_that_was_written_when_it_began() {
     let server = Server::start();
-    let writer = options("missed").connect(&server.url).await.unwrap();
+    let writer = options("told_late").connect(&server.url).await.unwrap();
     let (env, _clock) = Env::seeded(1);
-    let other = options("missed").env(env).connect(&server.url).await.unwrap();
+    let other = options("told_late").env(env).connect(&server.url).await.unwrap();
     let schema = writer.postgres().unwrap().schema().to_string();
     let space = writer.space(SpaceSpec::new("a").history(History::Forever)).await.unwrap();
     let client = admin(&server).await;
