@@ -97,7 +97,7 @@ impl<'a> GroupRows<'a> {
 
 /// A group of so many commits is told only to the processes that watch what it touches. Others would learn from it
 /// where the head is, but among processes that write so much, the head has moved on by then. To tell all of them would
-/// take a fifth of the time.
+/// take a sixth of the rate.
 pub(super) const MANY: usize = 16;
 
 /// In which transaction a group is written.
