@@ -202,7 +202,8 @@ impl Shared {
         let bits = watched.bits();
         let row: [Param<'_>; 6] = [&process, &signed, &views, &lease, &bits, &number];
         let head = link.query(&self.sql.renew, &row).await.map_err(|error| failed("write to", &error))?;
-        let row = head.first().ok_or_else(|| StoreError::corrupt("table head", "it has no row"))?;
+        let newer = || StoreError::corrupt("table pins", "the row of this process has the number of a later renewal");
+        let row = head.first().ok_or_else(newer)?;
         let [latest, others, before] = [0, 1, 2].map(|column| row.get::<_, i64>(column) as u64);
         {
             let mut pins = self.pins.lock();
